@@ -1,8 +1,11 @@
 """The three functions that the slides of DLO-JZ use, on top of `dlojz.launch`."""
 
+import re
 from pathlib import Path
 
 from dlojz import launch
+
+FLAG = re.compile(r"(?<!\S)--[^\s=]+")  # values and file names keep their underscores
 
 
 def gpu_jobs_submitter(
@@ -15,7 +18,7 @@ def gpu_jobs_submitter(
     """
     commands = [command] if isinstance(command, str) else list(command)
     jobs = launch.submit(
-        [_with_dashes(c) for c in commands],
+        [FLAG.sub(lambda flag: flag[0].replace("_", "-"), c) for c in commands],
         n_gpu,
         name=name,
         time_max=time_max,
@@ -45,14 +48,3 @@ def search_log(name=None, contains=None, with_err=False) -> list[Path]:
         if name in (None, job.name) and (wanted is None or job.id in wanted)
     ]
     return [path for path in found if path.exists()]
-
-
-def _with_dashes(command):
-    """Return a command with --image-size for --image_size; values and file names stay."""
-    words = command.split(" ")
-    return " ".join(
-        w.partition("=")[0].replace("_", "-") + "".join(w.partition("=")[1:])
-        if w.startswith("--")
-        else w
-        for w in words
-    )

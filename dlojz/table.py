@@ -27,11 +27,10 @@ def harmless(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if _prints(c) or c in keep else ascii(c)[1:-1] for c in text)
-
-
-def _prints(character):
-    return character.isprintable() or unicodedata.category(character) == "Zs"  # spaces
+    return "".join(
+        c if c.isprintable() or c in keep or unicodedata.category(c) == "Zs" else ascii(c)[1:-1]
+        for c in text
+    )
 
 
 def _unbroken(text):

@@ -190,21 +190,16 @@ def restore(name: str | None = None) -> tuple[Path, Path | None]:
     name: one of saved(); by default the newest that differs from the trainer and is not empty.
     The files that were saved with it are restored, too.
     """
-    mine = _present()
-    known = {file.name: file for file in saved()}
-    others = [
-        file
-        for file in known.values()
-        if read_small(file) and not _saved_with(file).items() <= mine.items()
-    ]
-    if name is not None and Path(name).name not in known:
-        there = ", ".join(known) or "nothing yet"
-        raise LookupError(f"no saved file {name!r}: {_saved_folder()} holds {there}")
-    if name is None and not others:
-        raise LookupError(
-            f"nothing to restore: {_saved_folder()} holds no file that differs from your trainer"
-        )
-    chosen = known[Path(name).name] if name is not None else others[-1]
+    known, mine = {file.name: file for file in saved()}, _present()
+    if name is None:
+        others = [f for f in known.values() if not _saved_with(f).items() <= mine.items()]
+        chosen = next((file for file in reversed(others) if read_small(file)), None)
+        why = f"nothing to restore: {_saved_folder()} holds no file that differs from your trainer"
+    else:
+        chosen, there = known.get(Path(name).name), ", ".join(known) or "nothing yet"
+        why = f"no saved file {name!r}: {_saved_folder()} holds {there}"
+    if chosen is None:
+        raise LookupError(why)
     if not read_small(chosen):
         raise FileError(
             f"{chosen} is empty: nothing was restored; `dlojz restore --list` shows all"
@@ -276,13 +271,10 @@ class Diff(str):
     """A unified diff, coloured in a notebook."""
 
     def _repr_html_(self):
-        colours = {
-            "+": "rgba(0,158,115,.18)",
-            "-": "rgba(213,94,0,.18)",
-            "@": "rgba(0,114,178,.14)",
-        }
+        colours = {"+": "0,158,115,.18", "-": "213,94,0,.18", "@": "0,114,178,.14"}
         lines = "".join(
-            f'<div style="background:{colours.get(line[:1], "none")}">{escape(line) or " "}</div>'
+            f'<div style="background:rgba({colours.get(line[:1], "0,0,0,0")})">'
+            f"{escape(line) or ' '}</div>"
             for line in self.splitlines()
         )
         return f'<pre style="line-height:1.35">{lines or "no difference"}</pre>'

@@ -41,18 +41,16 @@ class Preset:
     @property
     def flags(self) -> str:
         """Return the trainer's flags for these sizes."""
-        return (
-            f"--model {self.model} --image-size {self.image_size} -b {self.batch_size} "
-            f"--test-nsteps {self.nsteps}"
-        )
+        return self._flags(self.batch_size, self.nsteps)
 
     @property
     def cpu_flags(self) -> str:
         """Return flags for the same model while it still trains on the CPU: fewer images, steps."""
-        return (
-            f"--model {self.model} --image-size {self.image_size} -b {min(32, self.batch_size)} "
-            f"--test-nsteps {min(12, self.nsteps)}"
-        )
+        return self._flags(min(32, self.batch_size), min(12, self.nsteps))
+
+    def _flags(self, batch, steps):
+        model = f"--model {self.model} --image-size {self.image_size}"
+        return f"{model} -b {batch} --test-nsteps {steps}"
 
 
 PRESETS = {
