@@ -142,21 +142,16 @@ def check(trainer, plan):
             f"--image-size {plan.image_size}: {plan.model} cuts images into patches of "
             f"{vit.patch} pixels; expected a multiple, such as {below or vit.patch}"
         )
-    if plan.precision != "fp32" and not has_precision(trainer):
+    if plan.precision != "fp32" and not knows(trainer, "precision"):
         raise UserError(
             f"{trainer.__file__} has no --precision yet, which TODO 02 adds: leave it out, or take "
             "a solution: --trainer solutions/dlojz_09_compile.py"
         )
 
 
-def has_precision(trainer) -> bool:
-    """Return whether the trainer has the flag that TODO 02 adds."""
-    return '"precision"' in Path(trainer.__file__).read_text(encoding="utf-8")
-
-
-def shards(trainer) -> bool:
-    """Return whether the trainer has the flags that TODO 11 adds, and so its own sharding."""
-    return '"sharding"' in Path(trainer.__file__).read_text(encoding="utf-8")
+def knows(trainer, flag: str) -> bool:
+    """Return whether a trainer has "precision", of TODO 02, or "sharding", of TODO 11."""
+    return f'"{flag}"' in Path(trainer.__file__).read_text(encoding="utf-8")
 
 
 @contextmanager
@@ -217,9 +212,9 @@ def counted(
 def parsed(trainer, plan: Plan):
     """Return the trainer's arguments."""
     words = ["--model", plan.model, "--image-size", str(plan.image_size), "-b", str(plan.batch)]
-    words += ["--precision", plan.precision] * has_precision(trainer)
+    words += ["--precision", plan.precision] * knows(trainer, "precision")
     words += ["--data", "synthetic", *plan.flags]
-    if shards(trainer):
+    if knows(trainer, "sharding"):
         words += ["--sharding", plan.sharding, "--checkpointing", plan.checkpointing]
     size = replaced(idr_torch, size=max(2, plan.gpus))  # one GPU may shard, too
     with size, replaced(sys, argv=[trainer.__file__, *words]):
@@ -265,7 +260,7 @@ def build(trainer, plan, args, short, mesh):
         with private.without_modes():  # it asks for values of its mesh
             return fully_shard(module, **{"mesh": mesh} | options)
 
-    by_itself = shards(trainer)
+    by_itself = knows(trainer, "sharding")
     processes = plan.gpus if plan.sharding == "ddp" or by_itself else 1
     # The processes' weights are not compared, as fake tensors have no values.
     wrapper = partial(DistributedDataParallel, init_sync=False)
@@ -385,7 +380,7 @@ def fitting(trainer, plan: Plan, limit: int) -> Iterator[dict]:
 def ways(trainer, plan: Plan) -> list[Plan]:
     """Return the plans to try: this one, then in 16 bits, with checkpointing, with FSDP."""
     half = plan
-    if plan.precision not in DTYPES and has_precision(trainer):
+    if plan.precision not in DTYPES and knows(trainer, "precision"):
         half = replace(plan, precision="bf16")
     found = [plan, half]
     if models.blocks(on_meta(trainer.build_model, plan, parsed(trainer, plan))):

@@ -27,7 +27,7 @@ from concurrent import futures
 
 from tqdm.auto import tqdm
 
-from dlojz.images.draw import MAX_CLASSES, SPLITS, image_name, jpeg, wnid
+from dlojz.images.draw import MAX_CLASSES, image_name, jpeg, wnid
 from dlojz.machine import cpus
 
 FORMAT_VERSION = 1  # increase it whenever a byte of any image changes
@@ -69,11 +69,8 @@ def _write(path, content):
 
 
 def _names(folder):
-    """Return the names in a folder that may not exist, after removing a killed run's leftovers."""
-    try:
-        names = set(os.listdir(folder))
-    except FileNotFoundError:
-        return set()
+    """Return the names in a folder, after removing a killed run's leftovers."""
+    names = set(os.listdir(folder))
     leftovers = {name for name in names if _is_temporary(name)}
     for name in leftovers:
         (folder / name).unlink(missing_ok=True)
@@ -174,17 +171,12 @@ def _check_arguments(wanted, workers):
 def _missing(root, wanted):
     """Return (split, label, indices) of the images that are missing, and make the class folders."""
     tasks = []
-    for split, count in zip(
-        SPLITS, (wanted["images_per_class"], wanted["val_images_per_class"]), strict=True
-    ):
-        (root / split).mkdir(exist_ok=True)
-        there = _names(root / split)
+    for split, key in (("train", "images_per_class"), ("val", "val_images_per_class")):
         for label in range(wanted["classes"]):
             folder = root / split / wnid(label)
-            if folder.name not in there:
-                folder.mkdir(exist_ok=True)
-            names = _names(folder) if folder.name in there else set()
-            missing = [i for i in range(count) if image_name(split, label, i) not in names]
+            folder.mkdir(parents=True, exist_ok=True)
+            names = _names(folder)
+            missing = [i for i in range(wanted[key]) if image_name(split, label, i) not in names]
             for first in range(0, len(missing), CHUNK):
                 tasks.append((split, label, missing[first : first + CHUNK]))
     return tasks
