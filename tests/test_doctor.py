@@ -196,7 +196,7 @@ def test_two_h100_are_shown_with_their_links():
 
 
 def test_without_a_gpu_recorded_figures_are_announced():
-    (gpu,) = [e for e in doctor.diagnose(facts()).system if e.name == "GPU"]
+    (gpu,) = [e for e in doctor.diagnose(facts()).sections["system"] if e.name == "GPU"]
     expected = ("no GPU", "figures recorded on an H100 will be shown instead")
     assert (gpu.value, gpu.meaning) == expected
 
@@ -205,7 +205,7 @@ def test_without_a_gpu_recorded_figures_are_announced():
 def test_it_names_the_notebooks_that_exist_and_no_others(machine):
     there = {path.name[:2] for path in (REPOSITORY / "notebooks").glob("[0-9]*.ipynb")}
     found = doctor.diagnose(machine)
-    assert {entry.name[:2] for entry in found.notebooks} == there - {"00"}
+    assert {entry.name[:2] for entry in found.sections["notebooks"]} == there - {"00"}
     assert set(re.findall(r"notebook (\d\d)", str(found))) <= there
     lacking = doctor.diagnose(facts(software=software(python_headers=False)))
     assert set(re.findall(r"notebook (\d\d)", str(lacking))) <= there
@@ -221,10 +221,11 @@ def test_what_is_not_known_is_said_to_be_unknown():
     unknown = {"threads": 2, "affinity": 2, "usable": 2}
     gpu = {"cards": [{}], "links": [["X"]]}
     storage = {"folder": "/data", "error": "Read-only file system"}
-    found = doctor.diagnose(facts(cpu=unknown, memory={}, gpu=gpu, storage=storage, torch={}))
-    names = {e.name for e in [*found.system, *found.stack] if "unknown" in e.value}
+    poor = facts(cpu=unknown, memory={}, gpu=gpu, storage=storage, torch={})
+    found = doctor.diagnose(poor).sections
+    names = {e.name for e in [*found["system"], *found["stack"]] if "unknown" in e.value}
     assert {"CPU", "instructions", "NUMA", "memory", "/dev/shm", "GPU 0", "torch"} <= names
-    assert "cannot write: Read-only file system" in [e.meaning for e in found.system]
+    assert "cannot write: Read-only file system" in [e.meaning for e in found["system"]]
 
 
 # ---------------------------------------------------------------- the report
@@ -253,7 +254,9 @@ def test_the_libraries_of_torch_and_the_caches_are_shown():
 
 def test_a_build_for_amd_says_that_its_gpus_are_called_cuda():
     torch = facts()["torch"] | {"cuda": None, "hip": "6.4.1"}
-    [entry] = [e for e in doctor.diagnose(facts(torch=torch)).stack if e.name == "torch"]
+    [entry] = [
+        e for e in doctor.diagnose(facts(torch=torch)).sections["stack"] if e.name == "torch"
+    ]
     assert entry.value.endswith("ROCm 6.4.1, called cuda")
 
 

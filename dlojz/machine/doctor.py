@@ -30,7 +30,6 @@ PACKAGES = {
     "matplotlib": "draws the figures (jobs do without)",
 }
 NEEDED = ("torch", "torchvision", "numpy", "pillow")
-SECTIONS = ("system", "software", "stack", "notebooks")
 NETWORK_FILE_SYSTEMS = re.compile("nfs|lustre|gpfs|beegfs|ceph|cifs|9p|weka|panfs|fuse\\.")
 
 
@@ -57,28 +56,26 @@ class Problem:
 class Examination:
     """The sections of the report, and the facts behind them."""
 
-    system: list[Entry]
-    software: list[Entry]
-    stack: list[Entry]
-    notebooks: list[Entry]
+    sections: dict[str, list[Entry]]  # system, software, stack, notebooks
     problems: list[Problem] | None  # None where they are left out
     facts: dict
 
     def only(self, *names: str) -> "Examination":
         """Return these sections of the report, without the others and without the problems."""
-        if wrong := set(names) - set(SECTIONS):
-            raise ValueError(f"no section {min(wrong)!r}: expected {', '.join(SECTIONS)}")
-        return replace(self, problems=None, **{n: [] for n in SECTIONS if n not in names})
+        if wrong := set(names) - set(self.sections):
+            raise ValueError(f"no section {min(wrong)!r}: expected {', '.join(self.sections)}")
+        return replace(self, sections={n: self.sections[n] for n in names}, problems=None)
 
     def to_dict(self) -> dict:
         """Return plain lists, dicts, numbers and texts, for JSON."""
-        return asdict(self)
+        found = asdict(self)
+        return found.pop("sections") | found
 
     def __repr__(self) -> str:
         """Return the report as aligned text, 98 columns wide."""
         lines = []
-        for title, entries in self._sections().items():
-            lines += [title, *(_row((18, 34, 40), *astuple(e)) for e in entries), ""]
+        for name, entries in self.sections.items():
+            lines += [name.capitalize(), *(_row((18, 34, 40), *astuple(e)) for e in entries), ""]
         if self.problems is None:
             return "\n".join(lines).rstrip()
         lines.append(f"Problems and notes: {len(self.problems) or 'none'}")
@@ -90,7 +87,7 @@ class Examination:
 
     def _repr_html_(self) -> str:
         """Return the report as one table, in JupyterLab's own colours, light or dark."""
-        sections = self._sections()
+        sections = {name.capitalize(): entries for name, entries in self.sections.items()}
         if self.problems is not None:
             problems = sections[f"Problems and notes: {len(self.problems) or 'none'}"] = []
             for p in self.problems:
@@ -104,10 +101,6 @@ class Examination:
                 cells = [f'<td style="{style}">{escape(text)}</td>' for text in astuple(e)]
                 rows.append(f"<tr>{''.join(cells)}</tr>")
         return f"<table>{''.join(rows)}</table>"
-
-    def _sections(self) -> dict[str, list[Entry]]:
-        found = {name.capitalize(): getattr(self, name) for name in SECTIONS}
-        return {title: entries for title, entries in found.items() if entries}
 
 
 def examine(folder=".", quick: bool = False, storage_speed: bool = True) -> Examination:
@@ -133,15 +126,15 @@ def examine(folder=".", quick: bool = False, storage_speed: bool = True) -> Exam
 
 def diagnose(facts: dict) -> Examination:
     """Return the lines and problems that follow from the facts, without reading anything else."""
-    problems = [_install_problems, _gpu_problems, _limit_problems, _software_problems]
-    return Examination(
-        system=[*_cpu(facts), *_memory(facts), *_gpus(facts), *_storage(facts), *_network(facts)],
-        software=[*_software(facts)],
-        stack=[*_stack(facts)],
-        notebooks=[*_notebooks(facts)],
-        problems=[problem for find in problems for problem in find(facts)],
-        facts=facts,
-    )
+    parts = {
+        "system": (_cpu, _memory, _gpus, _storage, _network),
+        "software": (_software,),
+        "stack": (_stack,),
+        "notebooks": (_notebooks,),
+    }
+    sections = {name: [e for part in found for e in part(facts)] for name, found in parts.items()}
+    problems = (_install_problems, _gpu_problems, _limit_problems, _software_problems)
+    return Examination(sections, [p for part in problems for p in part(facts)], facts)
 
 
 def _cpu(facts: dict) -> Iterator[Entry]:
