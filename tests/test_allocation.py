@@ -22,7 +22,7 @@ from dlojz.launch import SubmitError, asking, slurm
 NAME = "00_cluster"
 BROKEN = (experiment_file("allocation.sbatch")).read_text()
 REPAIRED = (REPOSITORY / "solutions/allocation.sbatch").read_text()
-SRUN = 'srun --export=ALL --cpus-per-task="$SLURM_CPUS_PER_TASK" "$@" &'
+CORES = '--cpus-per-task="$SLURM_CPUS_PER_TASK"'
 LOOP = REPAIRED[REPAIRED.index("while kill") :]
 RIGHT = {
     "the solution": {},
@@ -32,7 +32,7 @@ RIGHT = {
         "\nsrun": "\nunset SLURM_EXPORT_ENV\n\nsrun",
     },
     "cores by a variable": {
-        '--cpus-per-task="$SLURM_CPUS_PER_TASK" ': "",
+        f"{CORES} ": "",
         "\nsrun": "\nexport SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\n\nsrun",
     },
     "GPUs by another option": {"--gres=gpu:2": "--gpus-per-node=2"},
@@ -51,27 +51,16 @@ WRONG = {  # name: (what is replaced in the repaired file, the hint)
         "environment",
     ),
     "no cores are asked for": (
-        {
-            "#SBATCH --cpus-per-task=2\n": "",
-            "=$SLURM_CPUS_PER_TASK": "=2",
-            '--cpus-per-task="$SLURM_CPUS_PER_TASK" ': "",
-        },
+        {"#SBATCH --cpus-per-task=2\n": "", "=$SLURM_CPUS_PER_TASK": "=2", f"{CORES} ": ""},
         "cores",
     ),
-    "one core for each task": (
-        {'--cpus-per-task="$SLURM_CPUS_PER_TASK"': "--cpus-per-task=1"},
-        "cores",
-    ),
+    "one core for each task": ({CORES: "--cpus-per-task=1"}, "cores"),
     "in the foreground": ({'"$@" &': '"$@"', LOOP: ""}, "signal"),
     "no trap": ({"trap 'touch heard' USR1": "trap '' USR1"}, "signal"),
     "one wait": ({LOOP: "wait $step\n"}, "killed"),
     "no wait": ({LOOP: "sleep 2\n"}, "killed"),
     "an option that Slurm does not know": ({'"$@" &': '--no-such "$@" &'}, "failed"),
 }
-
-
-def changed(changes):
-    return made.replaced(REPAIRED, changes)
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +70,8 @@ def jobs(cluster, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(cluster.conf))
         top = tmp_path_factory.mktemp("scripts")
-        texts = {name: changed(changes) for name, changes in RIGHT.items()}
-        texts |= {name: changed(changes) for name, (changes, _) in WRONG.items()}
+        scripts = RIGHT | {name: changes for name, (changes, _) in WRONG.items()}
+        texts = {name: made.replaced(REPAIRED, changes) for name, changes in scripts.items()}
         for number, (name, text) in enumerate(({"as handed out": BROKEN} | texts).items()):
             run = folders[name] = top / f"{number:04d}"
             run.mkdir()
@@ -162,11 +151,9 @@ def test_what_a_task_writes_is_read_back(tmp_path, monkeypatch):
         seen.main([str(tmp_path / "nowhere")])
 
 
-@pytest.mark.parametrize(
-    ("text", "nodes"), [("6,2", [6, 2]), ("4(x2)", [4, 4]), ("4(x2),1", [4, 4, 1]), ("", [])]
-)
-def test_slurms_short_form_is_written_out(text, nodes):
-    assert exercise.allocated(text) == nodes
+def test_slurms_short_form_is_written_out():
+    expected = {"6,2": [6, 2], "4(x2)": [4, 4], "4(x2),1": [4, 4, 1], "": []}
+    assert {text: exercise.allocated(text) for text in expected} == expected
 
 
 # From the trainee's copy to the verdict ----------------------------------------------------------
