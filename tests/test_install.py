@@ -18,21 +18,17 @@ REPOSITORY = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The wheel, built from a copy of the sources and installed into a folder of its own."""
+    """The package, installed into a folder of its own from a copy of the sources, as a wheel."""
     folder = tmp_path_factory.mktemp("site")
     source = folder / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "idr_torch.py"):
         shutil.copy(REPOSITORY / name, source)
     shutil.copytree(REPOSITORY / "dlojz", source / "dlojz")
-    pip = [sys.executable, "-m", "pip", "--quiet"]
-    options = ["--no-deps", "--no-index"]
-    build = [*pip, "wheel", *options, "--no-build-isolation", "-w", str(folder), str(source)]
-    subprocess.run(build, check=True)
-    shutil.rmtree(source)
-    (wheel,) = folder.glob("dlojz-*.whl")
     packages = folder / "packages"
-    subprocess.run([*pip, "install", *options, "--target", str(packages), str(wheel)], check=True)
+    install = [sys.executable, "-m", "pip", "--quiet", "install", "--target", packages, source]
+    subprocess.run([*install, "--no-deps", "--no-index", "--no-build-isolation"], check=True)
+    shutil.rmtree(source)
     return packages
 
 
@@ -118,7 +114,7 @@ def test_without_a_clone_memory_is_estimated_and_data_made(site, tmp_path):
         site,
         tmp_path,
         ["estimate", "--model", "resnet18", "--image-size", "64", "-b", "2", "--json"],
-        ["data", "data", "--preset", "smoke", "--workers", "1"],
+        "data data --classes 2 --images-per-class 2 --val-images-per-class 1 --workers 1".split(),
     )
     assert json.loads(estimate[1])["parameters"] == 11_689_512
     assert "train on them with --data" in data[1]

@@ -147,17 +147,13 @@ def test_a_notebook_shows_an_update_once(clone, capsys):
     many = {f"slurm/{n:02}.toml": "new" for n in range(updates.MOST + 3)}
     publish(clone.parent / "upstream", {"slurm/job.sbatch": "theirs", **many})
 
-    def first_cell():
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert first_cell() == "", "none yet"
+    assert updates.unseen() is None, "none yet"
     updates.update()
-    shown = first_cell()
-    assert "updated:\n    slurm/job.sbatch\n" in shown
-    assert "slurm/09.toml\n    and 3 more: dlojz update --last\n" in shown
-    assert first_cell() == ""
+    first_cell = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert first_cell.returncode == 0, first_cell.stderr
+    assert "updated:\n    slurm/job.sbatch\n" in first_cell.stdout
+    assert "slurm/09.toml\n    and 3 more: dlojz update --last\n" in first_cell.stdout
+    assert updates.unseen() is None
     assert cli.main(["update", "--last"]) == 0
     assert "slurm/12.toml\n" in capsys.readouterr().out
 
