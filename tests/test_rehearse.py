@@ -94,7 +94,7 @@ def test_it_is_noted_on_what_the_jobs_ran(notebook, monkeypatch):
     del jobs[0]
     assert rehearsed(path, begin=2)["on"] == "2 x a GPU", "as the first part had"
     assert rehearsed(path)["on"].endswith("CPU cores (a processor)")
-    monkeypatch.setattr(rehearse.gpus, "visible", lambda: ("GPU-0",))
+    monkeypatch.setattr(rehearse.nvml, "visible", lambda: ("GPU-0",))
     monkeypatch.setattr(rehearse.facts, "gpus", lambda: {"cards": [{"name": "H"}]})
     found = rehearsed(path)
     assert found["on"].endswith("CPU cores (a processor) beside a GPU, H")
