@@ -343,8 +343,8 @@ def torch_build(python: str = sys.executable, timeout_s: float = 60) -> dict:
         return {"version_error": f"`import torch` {how}: {last}"}
 
 
-def _ask_torch() -> dict:
-    """Return the facts for `torch_build`. A fact that cannot be read leaves its error instead."""
+def _torch_questions() -> dict:
+    """Return the functions that read the facts for `torch_build`."""
     import torch
 
     def decode():
@@ -352,25 +352,20 @@ def _ask_torch() -> dict:
 
         return list(decode_jpeg(encode_jpeg(torch.zeros(3, 8, 8, dtype=torch.uint8))).shape)
 
-    def seen(index):
-        found = torch.cuda.get_device_properties(index)
-        return {name: getattr(found, attribute, None) for name, attribute in DEVICE.items()}
-
-    def libraries():
-        text = torch.__config__.show()
-        versions = {name: re.search(pattern, text) for name, pattern in LIBRARIES.items()}
-        return {name: found[1] for name, found in versions.items() if found}
-
     def nccl():
         there = torch.distributed.is_nccl_available()
         return ".".join(map(str, torch.cuda.nccl.version())) if there else None
 
-    questions = {
+    def devices():
+        cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        return [{name: getattr(card, its, None) for name, its in DEVICE.items()} for card in cards]
+
+    return {
         "version": lambda: torch.__version__,
         "cuda": lambda: torch.version.cuda,
         "hip": lambda: torch.version.hip,
-        "libraries": libraries,
-        "devices": lambda: [seen(i) for i in range(torch.cuda.device_count())],
+        "libraries": lambda: _libraries(torch.__config__.show()),
+        "devices": devices,
         "cudnn": torch.backends.cudnn.version,
         # torch.cuda.get_arch_list() is empty on a machine without a GPU
         "architectures": lambda: (torch._C._cuda_getArchFlags() or "").split(),
@@ -383,6 +378,10 @@ def _ask_torch() -> dict:
         "torchvision": lambda: __import__("torchvision").__version__,
         "decode_jpeg": decode,
     }
+
+
+def _answers(questions: dict) -> dict:
+    """Return the facts by name; one that cannot be read leaves its error instead."""
     facts = {}
     for name, answer in questions.items():
         try:
@@ -390,6 +389,11 @@ def _ask_torch() -> dict:
         except Exception as error:
             facts[f"{name}_error"] = f"{type(error).__name__}: {error}"
     return facts
+
+
+def _libraries(text: str) -> dict:
+    versions = {name: re.search(pattern, text) for name, pattern in LIBRARIES.items()}
+    return {name: found[1] for name, found in versions.items() if found}
 
 
 def ask(argv: list[str], timeout_s: float, cwd=None) -> tuple[int | None, str, str]:
@@ -418,4 +422,4 @@ def _known(**facts) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_ask_torch()))
+    print(json.dumps(_answers(_torch_questions())))
