@@ -98,17 +98,20 @@ def last() -> Update | None:
             merge, mine = commit, parents[0]
     if merge is None and _git("merge-base", "HEAD", now).strip() != now:
         return Update(when, now, unfinished=True)
-    files = {"A": [], "M": [], "D": [], "kept": [], "merged": []}
+    report = Update(when, now)
+    lists = {"A": report.added, "M": report.updated, "T": report.updated, "D": report.removed}
     theirs, after = _blobs(now), _blobs(merge or now)
     own = _blobs(mine) if mine else {}
     words = _git("diff", "--name-status", "--no-renames", "-z", before, now).split("\0")[:-1]
     for status, file in zip(words[::2], words[1::2], strict=True):
         if after.get(file) == theirs.get(file):
-            files["M" if status == "T" else status].append(file)
+            lists[status].append(file)
+        elif after.get(file) == own.get(file):
+            report.kept.append(file)
         else:
-            files["kept" if after.get(file) == own.get(file) else "merged"].append(file)
-    lists = [files[name] for name in ("M", "A", "D", "kept", "merged")]
-    return Update(when, now, *lists, renamed=_renamed(files["A"], when))
+            report.merged.append(file)
+    report.renamed.extend(_renamed(report.added, when))
+    return report
 
 
 def take(file: str) -> Path | None:
