@@ -44,7 +44,7 @@ def test_what_is_not_known_is_absent_and_never_zero():
     for row in [*SOLD.values(), *hardware.tiers()]:
         fields = dataclasses.asdict(row)
         speeds = fields.pop("tflops", {}) | fields.pop("per_cycle", {})
-        assert speeds.keys() <= set(hardware.FORMATS), row.name
+        assert speeds.keys() <= set(figures.FORMATS), row.name
         found = [*fields.values(), *speeds.values()]
         assert all(n > 0 for n in found if isinstance(n, int | float)), row.name
     for row in SOLD.values():
@@ -66,10 +66,6 @@ def test_tensor_cores_are_dense_as_cores_and_clock_say():
     for name, operations in per_cycle.items():
         peak = H100.units * operations * H100.clock_mhz / 1e6
         assert H100.speed(name) == pytest.approx(peak, rel=0.01), name
-
-
-def test_the_formats_of_tables_and_of_the_data_are_the_same():
-    assert figures.FORMATS == hardware.FORMATS
 
 
 def test_a_processor_gets_its_peak_from_cores_and_clock():

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FORMATS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")  # the order of all tables
-
 
 @dataclass(frozen=True)
 class Hardware:
