@@ -9,10 +9,9 @@ import sys
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
-from dlojz import classroom
+from dlojz.classroom import share as sharing
 from dlojz.course import progress
 
 STEPS = ("01_gpu", "02_amp", "03_channels_last")
@@ -47,17 +46,12 @@ class Pupil:
 
     def run(self, queued=1.0, minutes=2.0):
         """Wait for a job in the queue, then until it ends."""
-        times = {"submitted": self.now.timestamp()}
+        submitted = self.now.timestamp()
         self.wait(queued)
-        times["started"] = self.now.timestamp()
+        started = self.now.timestamp()
         self.wait(minutes)
-        times["ended"] = self.now.timestamp()
-        self.jobs.append(_job(times, state="COMPLETED", **times))
-
-    def ask(self, state, since):
-        """Have a job wait or run now."""
-        started = {"started": since} if state == "RUNNING" else {}
-        self.jobs.append(_job({"submitted": since}, state=state, **started))
+        status = {"state": "COMPLETED", "started": started, "ended": self.now.timestamp()}
+        self.jobs.append((submitted, status))
 
     def work(self, step, until=1.0):
         """Do a part of a notebook: the prediction, checks until one passes, the questions."""
@@ -71,8 +65,8 @@ class Pupil:
         self.run(queued=4 * self.luck.random())
         rows = (("step_ms", guess, 90 * self.luck.lognormvariate(0, 0.1)),)
         rows += (("peak_memory_gb", guess / 20, 6 * self.luck.lognormvariate(0, 0.1)),)
-        names = ("name", "predicted", "measured")
-        self.keep("scores", key, [dict(zip(names, row, strict=True)) for row in rows])
+        names = ("name", "predicted", "measured", "word")
+        self.keep("scores", key, [dict(zip(names, (*row, ""), strict=True)) for row in rows])
         while self.luck.random() < 0.45:
             self.run(queued=3)
             self.keep("verdicts", step, verdict(False, self.luck.choice(HINTS[step])))
@@ -86,17 +80,11 @@ class Pupil:
         self.keep("answers", f"{key[:2]} what if", "about 3 %, as /home/jdupont says")
 
 
-def _job(info, **status):
-    return SimpleNamespace(info=info), status
-
-
-def share(pupil, folder, name):
+def share(pupil, folder):
     """Share what a pupil has, by the command's own functions."""
-    with mock.patch("dlojz.launch.in_queue", return_value=pupil.jobs):
-        consent = classroom.plan(folder, name)
-        with mock.patch("dlojz.classroom.share._submitted", lambda job: job.info):
-            classroom.begin(consent, pupil.file)
-    return consent
+    jobs = mock.patch("dlojz.launch.in_queue", return_value=pupil.jobs)
+    with jobs, mock.patch("dlojz.classroom.share._submitted", float):
+        sharing.begin(sharing.plan(folder, None))
 
 
 def make_class(folder, homes, count=30, seed=0):
@@ -112,8 +100,9 @@ def make_class(folder, homes, count=30, seed=0):
                     break
                 pupil.work(step, until=pupil.luck.random() * 4)
             if pupil.luck.random() < 0.3:
-                pupil.ask("QUEUED", datetime.now(UTC).timestamp() - 60 * pupil.luck.random() * 9)
-            share(pupil, folder, None)
+                since = datetime.now(UTC).timestamp() - 60 * pupil.luck.random() * 9
+                pupil.jobs.append((since, {"state": "QUEUED"}))
+            share(pupil, folder)
 
 
 if __name__ == "__main__":

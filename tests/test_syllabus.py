@@ -65,10 +65,7 @@ def book(name, minutes=60, catch_up=False):
         ([day(book("01_gpu", catch_up=True))], []),
         ([day(book("02b_formats"))], ["02b_formats needs 02_amp before it"]),
         ([day(book("00_start")), day(book("01_gpu"))], []),
-        (
-            [day(book("00_start"), book("00_start"))],
-            ["00_start is there twice"],
-        ),
+        ([day(book("00_start"), book("00_start"))], ["00_start is there twice"]),
         (
             [day(book("00_start"), book("01_gpu")), day(book("00_start"))],
             ["00_start comes after 01_gpu", "00_start is there twice"],
@@ -94,11 +91,11 @@ HEAD = 'begin = "09:00"\nend = "17:00"\nteaching_minutes = 390\n'
         (HEAD.replace("17:00", "²:00"), "'²:00' is not a time"),
         (HEAD + "1 = 3", "expected days [[1]]"),
         (HEAD + '[[1]]\ntitle = "A"\nparts = [3]', "expected one of talk"),
-        ('begin = "09:00"', "expected a line such as end"),
+        ('begin = "09:00"', "expected begin, end, teaching_minutes, as in begin"),
         (HEAD.replace("17:00", "25:00"), "'25:00' is not a time: expected one such as 09:00"),
         (HEAD + '[[2]]\ntitle = "A"\nparts = []', "there are 1 days [[2]]: expected 2"),
         (HEAD + '[[1]]\ntitle = "A"', "a day [[1]] has no parts"),
-        (HEAD + '[[1]]\ntitle = "A"\nparts = [{talk = "B"}]', "expected minutes"),
+        (HEAD + '[[1]]\ntitle = "A"\nparts = [{talk = "B"}]', "with minutes, a whole number"),
         (HEAD + '[[1]]\ntitle = "A"\nparts = [{song = "B", minutes = 3}]', "expected one of talk"),
         (HEAD + '[[1]]\ntitle = "A"\nparts = [{notebook = "00", minutes = 3}]', "with catch_up"),
         (HEAD + '[[1]]\ntitle = "A"\nparts = [{notebook = "77"}]', "no notebook '77'"),
@@ -145,8 +142,7 @@ def test_the_command_says_what_no_longer_fits(tmp_path, capsys, monkeypatch):
 
 def test_a_day_is_rehearsed(monkeypatch, capsys):
     ran = []
-    monkeypatch.setattr(rehearse, "run", lambda path, *_: ran.append(path.stem) or iter([]))
-    monkeypatch.setattr(rehearse, "note", lambda path, *_: {"notebook": path.stem})
+    monkeypatch.setattr(rehearse, "rehearsed", lambda path, *_: ran.append(path.stem))
     monkeypatch.setattr(rehearse, "report", lambda found: "")
     monkeypatch.setattr(rehearse, "problems", lambda found: [])
     assert cli.main(["rehearse", "--day", "2", "--of", "2"]) == 0
@@ -160,7 +156,10 @@ def test_a_day_is_rehearsed(monkeypatch, capsys):
         (["rehearse", "01", "--day", "1", "--of", "2"], "expected notebooks or a day"),
         (["rehearse", "--day", "1"], "--day and --of go together"),
         (["rehearse", "--day", "3", "--of", "2"], "expected a day from 1 to 2"),
-        (["rehearse", "--day", "1", "--of", "3"], "no syllabus for 3 days: expected 1, 2 or 4"),
+        (
+            ["rehearse", "--day", "1", "--of", "3"],
+            "no syllabus for 3 days: expected one of 1, 2, 4",
+        ),
         (["syllabus", "--days", "0"], "no syllabus for 0 days"),
     ],
 )

@@ -26,14 +26,8 @@ def main():
     end = time.monotonic() + 60 * args.minutes if args.minutes else None
     failed = False
     for path in map(rehearse.find, args.notebook):
-        started, cells = time.time(), []
-        for cell in rehearse.run(path, args.begin, end):
-            cells.append(cell)
-            print(
-                f"{path.stem} {cell['cell']:2d} {cell['seconds']:8.1f} s  {cell['line']}",
-                flush=True,
-            )
-        found = rehearse.note(path, cells, args.begin, started)
+        print(path.stem)
+        found = rehearse.rehearsed(path, args.begin, end)
         print(rehearse.report([found]))
         failed |= bool(rehearse.problems(found))
         if not rehearse.failures(found):

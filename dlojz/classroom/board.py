@@ -1,6 +1,6 @@
 """The class board: where trainees are, what fails, who waits, how well they predict.
 
-found = class_board.open_class("/shared/class"); class_board.overview(found)
+found = board.open_class("/shared/class"); board.overview(found)
 
 It reads what trainees share (see `dlojz.classroom`), under their pseudonyms.
 """
@@ -15,15 +15,15 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from dlojz import classroom
 from dlojz.classroom import standing
-from dlojz.classroom.members import Classroom
+from dlojz.classroom.members import Classroom, read
 from dlojz.course import progress
 from dlojz.figures.report import PALETTE, SERIES, legend, style
 from dlojz.table import BAD, GOOD, QUIET, Table
 
+UNSCORED = "no prediction was scored yet"
 NOBODY = "nobody shares here yet: trainees type `dlojz share FOLDER`, and see first what is shared"
 STATES = {  # of a trainee in a notebook: the words in a legend, and the colour
     None: ("not begun", "#EFEFF3"),
@@ -31,12 +31,19 @@ STATES = {  # of a trainee in a notebook: the words in a legend, and the colour
     standing.TRIED: ("checked, not passed", "#E69F00"),
     standing.PASSED: ("passed", GOOD),
 }
+JOBS = {"waits": "QUEUED", "runs": "RUNNING"}
 MARKS = {  # the parts of a notebook, in a figure
     "predicted": ("o", "white"),
     "checked": ("X", BAD),
     "passed": ("*", GOOD),
     "answered": ("s", "white"),
 }
+SPANS = {  # the use of time, in a figure: the colour and the height of its bar
+    "reads and edits": ("#DCDCE3", 0.3),
+    "a job runs": (PALETTE["forward"], 0.62),
+    "a job waits": (PALETTE["transfer"], 0.62),
+}
+RIGHT = {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": 9}  # of a legend
 SHOWN = (0.5, 32)  # ratios beyond are drawn at the edge, so that one absurd value spoils nothing
 FACTORS = (1 / 100, 100)  # of a prediction, likewise, and of the middle of what was measured
 PANELS = 3  # of calibration
@@ -49,9 +56,7 @@ def open_class(folder: str | Path | None) -> Classroom:
 
     None: a class without trainees, for a notebook that has no folder yet.
     """
-    if folder is None:
-        return Classroom(Path(), [], Counter(), 0)
-    return classroom.read(folder, progress.asked())
+    return Classroom([], Counter(), 0) if folder is None else read(folder, progress.asked())
 
 
 # Words -------------------------------------------------------------------------------------------
@@ -59,26 +64,19 @@ def open_class(folder: str | Path | None) -> Classroom:
 
 def overview(found: Classroom) -> Table:
     """Return a table of the trainees: where each is, and since when."""
-    rows = [_member_row(found, member) for member in found.members]
+    known = {word: standing.jobs(found, state) for word, state in JOBS.items()}
+    rows = [_member_row(found, member, known) for member in found.members]
     head = ("trainee", "notebook", "last did", "passed", "seen", "jobs")
     return Table(head, rows, "<<<>><", NOBODY)
 
 
-def _member_row(found, member):
+def _member_row(found, member, jobs):
     last = member.entries[-1] if member.entries else None
     where = (last.notebook, standing.WORDS[last.kind]) if last else ("", "")
     passed = len(standing.passed(member))
-    return (member.name, *where, str(passed), _ago(found.time - member.time), _jobs(found, member))
-
-
-def _jobs(found, member):
-    """Return the jobs that wait or run: "1 waits 3 min, 1 runs 12 min"."""
-    told = []
-    for word, state in (("waits", "QUEUED"), ("runs", "RUNNING")):
-        own = standing.jobs_of(found, member, state)
-        if own and (since := standing.began(own[0])):
-            told.append(f"{len(own)} {word} {_minutes(found.time - since)}")
-    return ", ".join(told)
+    ages = {word: [age for m, age in known if m is member] for word, known in jobs.items()}
+    own = ", ".join(f"{len(a)} {word} {_minutes(a[0])}" for word, a in ages.items() if a)
+    return (member.name, *where, str(passed), _ago(found.time - member.time), own)
 
 
 def failing(found: Classroom, nudges: Mapping[tuple[str, str], str] | None = None) -> Table:
@@ -99,24 +97,24 @@ def failing(found: Classroom, nudges: Mapping[tuple[str, str], str] | None = Non
 def jobs(found: Classroom) -> Table:
     """Return a table of the jobs that wait, the longest first, and of those that run."""
     rows = [
-        (member.name, word, _minutes(found.time - (standing.began(run) or found.time)))
-        for word, state in (("waits", "QUEUED"), ("runs", "RUNNING"))
-        for member, run in standing.waiting(found, state)
+        (member.name, word, _minutes(age))
+        for word, state in JOBS.items()
+        for member, age in standing.jobs(found, state)
     ]
     return Table(("trainee", "job", "since"), rows, "<<>", "no job waits or runs")
 
 
 def calibration(found: Classroom) -> Table:
-    """Return a table of how the predictions stand to what was measured."""
+    """Return a table of how the predictions stand to what was measured or estimated."""
     rows = []
-    for name, pairs in standing.calibration(found).items():
-        factors = [predicted / measured for predicted, measured in pairs]
+    for names, pairs in standing.calibration(found).items():
+        factors = [predicted / right for predicted, right in pairs]
         near = sum(max(f, 1 / f) <= 1.25 for f in factors)
-        over, median = sum(f > 1 for f in factors), statistics.median(factors)
-        counts = (str(len(factors)), f"{near / len(factors):.0%}", str(over))
-        rows.append((name, *counts, str(sum(f < 1 for f in factors)), f"{median:.3g}"))
-    head = ("predicted", "scores", "within 25 %", "too high", "too low", "median of the factors")
-    return Table(head, rows, "<>>>>>", "no prediction was scored yet")
+        over, under = sum(f > 1 for f in factors), sum(f < 1 for f in factors)
+        counts = (str(len(factors)), f"{near / len(factors):.0%}", str(over), str(under))
+        rows.append((*names, *counts, f"{statistics.median(factors):.3g}"))
+    head = ("predicted", "beside", "scores", "within 25 %", "too high", "too low")
+    return Table((*head, "median of the factors"), rows, "<<>>>>>", UNSCORED)
 
 
 def parts(found: Classroom, notebook: str | None = None) -> Table:
@@ -124,27 +122,31 @@ def parts(found: Classroom, notebook: str | None = None) -> Table:
 
     notebook: such as "02_amp"; by default the one in which most trainees are.
     """
-    sittings = standing.sittings(found, _notebook(found, notebook))
+    sittings = standing.sittings(found, notebook or standing.busiest(found))
+    if not sittings:
+        return Table((), [], "", NOBODY)
     rows = []
     for part in standing.PARTS:
-        times = [(t - s.begin, s.member.name) for s in sittings if (t := s.reached(part))]
-        minutes = [seconds / 60 for seconds, _ in times]
-        middle = f"{statistics.median(minutes):.0f} min" if times else ""
-        last, who = max(times, default=(0, ""))
-        slowest = f"{last / 60:.0f} min, {who}" if times else ""
-        rows.append((part, f"{len(times)} of {len(sittings)}", middle, slowest))
+        times = sorted((t - s.begin, s.member.name) for s in sittings if (t := s.reached(part)))
+        slowest = f"{times[-1][0] / 60:.0f} min, {times[-1][1]}" if times else ""
+        rows.append((part, len(times), [seconds for seconds, _ in times], slowest))
     for name, spans in (("in the queue", "queued"), ("jobs run", "running")):
-        own = [sum(b - a for a, b in getattr(s, spans)) / 60 for s in sittings]
-        middle = f"{statistics.median(own):.0f} min" if own else ""
-        rows.append((name, f"{sum(map(bool, own))} of {len(sittings)}", middle, ""))
-    return Table(
-        ("part", "trainees", "median", "slowest"), rows if sittings else [], "<>><", NOBODY
-    )
+        own = [sum(b - a for a, b in getattr(s, spans)) for s in sittings]
+        rows.append((name, sum(map(bool, own)), own, ""))
+    cells = [
+        (name, f"{count} of {len(sittings)}", _median(seconds), slowest)
+        for name, count, seconds, slowest in rows
+    ]
+    return Table(("part", "trainees", "median", "slowest"), cells, "<>><")
+
+
+def _median(seconds):
+    return f"{statistics.median(seconds) / 60:.0f} min" if seconds else ""
 
 
 def notes(found: Classroom) -> str:
     """Return the notes below a board: the trainees on it, and the files that were skipped."""
-    count, waits = len(found.members), len(standing.waiting(found))
+    count, waits = len(found.members), len(standing.jobs(found))
     told = [f"{count} trainee{'s' * (count != 1)}, {waits} job{'s' * (waits != 1)} waiting"]
     told += [f"skipped: {n} ({why})" for why, n in sorted(found.skipped.items())]
     told += _clocks([member for member in found.members if member.ahead])
@@ -153,31 +155,30 @@ def notes(found: Classroom) -> str:
     return "; ".join(told)
 
 
-def _clocks(members):
+def _clocks(differ):
     """Return a sentence for each of the first clocks that differ, and one for the others."""
     said = [
         f"the clock of {m.name} is {_minutes(abs(m.ahead))} {'ahead' if m.ahead > 0 else 'behind'}"
-        for m in members[:NAMED]
+        for m in differ[:NAMED]
     ]
-    others = [f"{len(members) - NAMED} other clocks differ, too"] * (len(members) > NAMED)
-    return [*said, *others, *["their times are corrected"] * bool(members)]
+    if len(differ) > NAMED:
+        said.append(f"{len(differ) - NAMED} other clocks differ, too")
+    return [*said, "their times are corrected"] if differ else []
 
 
 def to_dict(found: Classroom) -> dict:
     """Return the board for programs, in JSON's types only."""
     tables = {
-        **{"overview": overview, "failing": failing, "jobs": jobs},
-        **{"calibration": calibration, "parts": parts},
+        table.__name__: table(found) for table in (overview, failing, jobs, calibration, parts)
     }
-    made = {name: table(found) for name, table in tables.items()}
-    rows = {n: [dict(zip(t.head, r, strict=True)) for r in t.rows] for n, t in made.items()}
-    facts = {"speedups": standing.speedups(found), "skipped": dict(found.skipped)}
-    facts["clocks_ahead_s"] = {m.name: m.ahead for m in found.members if m.ahead}
-    return rows | facts | {"left_out": found.left_out, "notebook": _notebook(found)}
-
-
-def _notebook(found, notebook=None):
-    return notebook or standing.busiest(found)
+    rows = {n: [dict(zip(t.head, r, strict=True)) for r in t.rows] for n, t in tables.items()}
+    return rows | {
+        "speedups": standing.speedups(found),
+        "skipped": dict(found.skipped),
+        "clocks_ahead_s": {m.name: m.ahead for m in found.members if m.ahead},
+        "left_out": found.left_out,
+        "notebook": standing.busiest(found),
+    }
 
 
 def _minutes(seconds):
@@ -193,26 +194,26 @@ def _ago(seconds):
 
 def plot_places(found: Classroom, ax=None):
     """Draw the progress of each trainee in each notebook; a dot marks the one that is open now."""
-    members, known = sorted(found.members, key=_progress), list(STATES)
-    columns = [n for n in found.notebooks if any(standing.state(m, n) for m in members)]
+    trainees, known = sorted(found.members, key=_progress), list(STATES)
+    columns = [n for n in found.notebooks if any(standing.state(m, n) for m in trainees)]
     with style(grid="x"):
-        ax = ax or _axes(7.5, 1.6 + 0.2 * min(len(members), 60))
+        ax = ax or plt.subplots(figsize=(7.5, 1.6 + 0.2 * min(len(trainees), 60)))[1]
         if not columns:
             return _nothing(ax, "where the class is")
-        cells = [[known.index(standing.state(m, n)) for n in columns] for m in members]
+        cells = [[known.index(standing.state(m, n)) for n in columns] for m in trainees]
         colours = ListedColormap([colour for _, colour in STATES.values()])
         ax.pcolormesh(cells, cmap=colours, vmin=0, vmax=len(known) - 1, edgecolors="white", lw=1.5)
-        for row, member in enumerate(members):
+        for row, member in enumerate(trainees):
             if member.entries:
                 at = columns.index(member.entries[-1].notebook) + 0.5
                 ax.plot(at, row + 0.5, "o", ms=4, color="black", mec="white")
         ax.set_xticks(np.arange(len(columns)) + 0.5, [n.partition("_")[0] for n in columns])
-        _rows(ax, [member.name for member in members])
-        ax.set(title=f"Where the class is: {len(members)} trainees", xlabel="notebook")
+        _rows(ax, [member.name for member in trainees])
+        ax.set(title=f"Where the class is: {len(trainees)} trainees", xlabel="notebook")
         ax.grid(False)
         named = {words: Patch(color=colour) for words, colour in STATES.values()}
         named["now here"] = Line2D([], [], marker="o", color="black", ls="", ms=4)
-        legend(ax, named, **_RIGHT)
+        legend(ax, named, **RIGHT)
     return ax
 
 
@@ -226,7 +227,7 @@ def plot_failing(found: Classroom, ax=None):
     """Draw the number of trainees that each check keeps, and its most frequent hint."""
     rows = standing.failing(found)
     with style(grid="x"):
-        ax = ax or _axes(7.5, 1.8 + 0.4 * len(rows))
+        ax = ax or plt.subplots(figsize=(7.5, 1.8 + 0.4 * len(rows)))[1]
         if not rows:
             return _nothing(ax, "what fails", "no check has failed")
         for place, row in enumerate(rows):
@@ -234,8 +235,7 @@ def plot_failing(found: Classroom, ax=None):
             ax.barh(place, row.stuck, 0.62, color=BAD)
             hint, count = row.hints[0]
             said = f"{hint}: {count}" if hint else "no hint"
-            beside = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-            ax.annotate(said, (row.failed, place), (5, 0), color=QUIET, **beside)
+            _beside(ax, said, (row.failed, place), 9)
         ax.set_yticks(range(len(rows)), [row.step.replace("_", " ") for row in rows])
         ax.invert_yaxis()
         ax.grid(False, axis="y")
@@ -243,7 +243,7 @@ def plot_failing(found: Classroom, ax=None):
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set(title="What fails, with its most frequent hint", xlabel="trainees")
         named = {"not passed yet": Patch(color=BAD), "passed later": Patch(color="#F3D9A4")}
-        legend(ax, named, **_RIGHT)
+        legend(ax, named, **RIGHT)
     return ax
 
 
@@ -251,7 +251,7 @@ def plot_speedups(found: Classroom, ax=None):
     """Draw a histogram of the speed-ups that were proven, by step."""
     by_step = standing.speedups(found)
     with style():
-        ax = ax or _axes(7.5, 3.6)
+        ax = ax or plt.subplots(figsize=(7.5, 3.6))[1]
         if not by_step:
             return _nothing(ax, "speed-ups of the room", "no check that asks for speed has passed")
         ratios = [np.clip(ratios, *SHOWN) for ratios in by_step.values()]
@@ -264,16 +264,16 @@ def plot_speedups(found: Classroom, ax=None):
         ax.set(title="Speed-ups of the room", xlabel="times as fast as before", ylabel="trainees")
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_xticks([t for t in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 32) if low <= t <= high])
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        ax.xaxis.set_major_formatter("{x:g}")
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.tick_params(axis="x", which="minor", length=0)
         named = (f"{s} ({len(r)}), median {statistics.median(r):.3g}" for s, r in by_step.items())
-        legend(ax, dict(zip(named, map(_patch, colours), strict=True)), **_RIGHT)
+        legend(ax, dict(zip(named, [Patch(color=c) for c in colours], strict=True)), **RIGHT)
     return ax
 
 
 def plot_calibration(found: Classroom, axes=None):
-    """Draw predicted against measured values, one panel for each of the most frequent quantities.
+    """Draw predictions against what was measured, a panel for each of the most frequent ones.
 
     On the line they are equal; in the band, within a factor of 2.
     """
@@ -285,38 +285,33 @@ def plot_calibration(found: Classroom, axes=None):
         for ax in axes[len(shown) :]:
             ax.set_axis_off()
         if not shown:
-            return [_nothing(axes[0], "predictions", "no prediction was scored yet")]
-        for ax, (name, pairs) in zip(axes, shown, strict=False):
-            _plot_panel(ax, name, np.array(pairs))
+            return [_nothing(axes[0], "predictions", UNSCORED)]
+        for ax, (names, pairs) in zip(axes, shown, strict=False):
+            _plot_panel(ax, *names, np.array(pairs))
         axes[0].set_ylabel("predicted")
     return axes
 
 
-def _plot_panel(ax, name, pairs):
-    """Draw one quantity: the room's predictions over what each trainee measured."""
-    middle, factors = np.median(pairs[:, 1]), pairs[:, 0] / pairs[:, 1]
-    measured = middle * np.clip(pairs[:, 1] / middle, *FACTORS)
-    predicted = measured * np.clip(factors, *FACTORS)
-    low, high = min(measured.min(), predicted.min()) / 1.6, max(measured.max(), predicted.max())
-    ends = np.array([low, high * 1.6])
+def _plot_panel(ax, name, how, pairs):
+    """Draw one quantity: the room's predictions over what each trainee has found."""
+    middle = np.median(pairs[:, 1])
+    right = middle * np.clip(pairs[:, 1] / middle, *FACTORS)
+    predicted = right * np.clip(pairs[:, 0] / pairs[:, 1], *FACTORS)
+    every = np.concatenate([right, predicted])
+    ends = np.array([every.min() / 1.6, every.max() * 1.6])
     ax.fill_between(ends, ends / 2, ends * 2, color="#EFEFF3", lw=0)
     ax.plot(ends, ends, color="black", lw=1)
-    for colour, which in (
-        (PALETTE["data"], predicted > measured),
-        (PALETTE["speed"], predicted <= measured),
-    ):
-        ax.plot(measured[which], predicted[which], "o", color=colour, alpha=0.65, mec="white", ms=7)
-    ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured", title=name)
+    over, look = predicted > right, {"transform": ax.transAxes, "fontsize": 9}
+    for which, colour in ((over, PALETTE["data"]), (~over, PALETTE["speed"])):
+        ax.plot(right[which], predicted[which], "o", color=colour, alpha=0.65, mec="white", ms=7)
+    ax.text(0.04, 0.95, f"too high: {over.sum()}", va="top", color=PALETTE["data"], **look)
+    ax.text(0.96, 0.05, f"too low: {(~over).sum()}", ha="right", color=PALETTE["speed"], **look)
+    ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel=how, title=name)
     ax.set_box_aspect(1)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 300 * ends[0] else (1,)))
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
-    over = int((predicted > measured).sum())
-    look = {"transform": ax.transAxes, "fontsize": 9}
-    ax.text(0.04, 0.95, f"too high: {over}", va="top", color=PALETTE["data"], **look)
-    below = len(predicted) - over
-    ax.text(0.96, 0.05, f"too low: {below}", ha="right", color=PALETTE["speed"], **look)
 
 
 def plot_stop_and_go(found: Classroom, notebook: str | None = None, ax=None):
@@ -324,10 +319,10 @@ def plot_stop_and_go(found: Classroom, notebook: str | None = None, ax=None):
 
     notebook: such as "02_amp"; by default the one in which most trainees are.
     """
-    notebook = _notebook(found, notebook)
+    notebook = notebook or standing.busiest(found)
     sittings = sorted(standing.sittings(found, notebook), key=lambda s: s.end - s.begin)
     with style(grid="x"):
-        ax = ax or _axes(9, 1.6 + 0.2 * min(len(sittings), 60))
+        ax = ax or plt.subplots(figsize=(9, 1.6 + 0.2 * min(len(sittings), 60)))[1]
         if not sittings:
             return _nothing(ax, "stop and go")
         for row, sitting in enumerate(sittings):
@@ -336,39 +331,40 @@ def plot_stop_and_go(found: Classroom, notebook: str | None = None, ax=None):
         longest = max((s.end - s.begin) / 60 for s in sittings)
         ax.set_xlim(-1, min(max(10, 1.08 * longest), LONGEST_MIN))
         ax.set(title=f"Stop and go in {notebook}", xlabel="minutes after the trainee's own start")
-        legend(ax, _named_parts(), **_RIGHT)
+        legend(ax, _named_parts(), **RIGHT)
     return ax
 
 
 def _plot_sitting(ax, row, sitting):
     """Draw one trainee: the time, the jobs that waited or ran in it, and the parts reached."""
 
-    def bar(spans, colour, height):
-        wide = [((a - sitting.begin) / 60, (b - a) / 60) for a, b in spans]
-        ax.broken_barh(wide, (row - height / 2, height), color=colour, lw=0)
+    def minutes(time):
+        return (time - sitting.begin) / 60
 
-    bar([(sitting.begin, sitting.end)], "#DCDCE3", 0.3)
-    bar(sitting.running, PALETTE["forward"], 0.62)
-    bar(sitting.queued, PALETTE["transfer"], 0.62)
+    spans = ([(sitting.begin, sitting.end)], sitting.running, sitting.queued)
+    for (colour, height), found in zip(SPANS.values(), spans, strict=True):
+        wide = [(minutes(a), (b - a) / 60) for a, b in found]
+        ax.broken_barh(wide, (row - height / 2, height), color=colour, lw=0)
     for part, (mark, colour) in MARKS.items():
         if time := sitting.reached(part):
-            at = (time - sitting.begin) / 60
-            ax.plot(at, row, mark, color=colour, mec="black", mew=0.6, ms=8 if mark == "*" else 5.5)
+            size = 8 if mark == "*" else 5.5
+            ax.plot(minutes(time), row, mark, color=colour, mec="black", mew=0.6, ms=size)
     if sitting.waits:
-        at = ((sitting.end - sitting.begin) / 60, row)
-        look = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": QUIET}
-        ax.annotate("waits", at, (4, 0), **look)
+        _beside(ax, "waits", (minutes(sitting.end), row), 8)
+
+
+def _beside(ax, text, at, size):
+    look = {"textcoords": "offset points", "va": "center", "color": QUIET}
+    ax.annotate(text, at, (5, 0), fontsize=size, **look)
 
 
 def _named_parts():
-    marks = {
-        part: Line2D([], [], marker=mark, mfc=colour, mec="black", mew=0.6, ls="", ms=7)
-        for part, (mark, colour) in MARKS.items()
-    }
-    marks["first check"] = marks.pop("checked")
-    spans = {"a job waits": PALETTE["transfer"], "a job runs": PALETTE["forward"]}
-    spans["reads and edits"] = "#DCDCE3"
-    return {word: _patch(colour) for word, colour in spans.items()} | marks
+    named = {word: Patch(color=colour) for word, (colour, _) in reversed(SPANS.items())}
+    for part, (mark, colour) in MARKS.items():
+        word = "first check" if part == "checked" else part
+        look = {"mfc": colour, "mec": "black", "mew": 0.6, "ls": "", "ms": 7}
+        named[word] = Line2D([], [], marker=mark, **look)
+    return named
 
 
 def plot_board(found: Classroom):
@@ -395,22 +391,10 @@ def save_board(found: Classroom, path: str | Path) -> Path:
     return Path(path)
 
 
-_RIGHT = {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": 9}
-
-
-def _axes(width, height):
-    return plt.subplots(figsize=(width, height))[1]
-
-
-def _patch(colour):
-    return Patch(color=colour)
-
-
 def _rows(ax, names):
     """Name the rows of a figure, literally, in letters that fit."""
     size = max(3.5, min(9, 540 / max(1, len(names))))
-    labels = ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=size)
-    for label in labels:
+    for label in ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=size):
         label.label1.set_parse_math(False)
     ax.tick_params(left=False)
     ax.set_ylim(0, len(names))

@@ -60,7 +60,6 @@ class Member:
 class Classroom:
     """The trainees who share in a folder, and what in it was not read."""
 
-    folder: Path
     members: list[Member]
     skipped: Counter  # why: how many files
     left_out: int  # entries without a proper form, or of no notebook of this course
@@ -73,9 +72,10 @@ def read(folder: str | Path, asked: Iterable[tuple[str, str, str]] = ()) -> Clas
 
     Raises UserError if there is no such folder, OSError if it can't be listed.
     """
-    folder, asked = Path(folder).expanduser(), list(asked)
+    folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise UserError(f"no folder {folder}: expected the one into which your trainees share")
+    places = {(kind, key): notebook for notebook, kind, key in asked}
     now, skipped, left_out, found = time.time(), Counter(), 0, []
     for file in _files(folder, skipped):
         try:
@@ -84,11 +84,11 @@ def read(folder: str | Path, asked: Iterable[tuple[str, str, str]] = ()) -> Clas
             refused = isinstance(why, PermissionError)
             skipped["not readable by you" if refused else "damaged"] += 1
             continue
-        member, others = _member(content, asked, file.stat(follow_symlinks=False).st_mtime, now)
+        member, others = _member(content, places, file.stat(follow_symlinks=False).st_mtime, now)
         left_out += out + others
         found.append((file.name, member))
-    notebooks = tuple(sorted({notebook for notebook, _, _ in asked}))
-    return Classroom(folder, _told_apart(found), +skipped, left_out, notebooks, now)
+    notebooks = tuple(sorted({*places.values()}))
+    return Classroom(_told_apart(found), +skipped, left_out, notebooks, now)
 
 
 def _files(folder, skipped) -> list[os.DirEntry]:
@@ -127,34 +127,31 @@ def _unfit(file) -> str:
     return "too large" if size > summary.LARGEST else ""
 
 
-def _member(content, asked, written, now) -> tuple[Member, int]:
+def _member(content, places, written, now) -> tuple[Member, int]:
     """Return a trainee, and how many entries were left out.
 
     written: when the file was, by the clock of the folder's machine. The trainee's may differ.
     """
-    places = {(kind, key): notebook for notebook, kind, key in asked}
     when = min(written, now)
     ahead = seconds(content["time"]) - when
     if abs(ahead) <= AHEAD_S or ahead < -DAY_S:
         when, ahead = min(when, when + ahead), 0.0
-    known = range(int(when - YEAR_S), int(now + AHEAD_S))
+    first, last = when - YEAR_S, now + AHEAD_S
     entries = [
         Entry(at, entry["kind"], entry["key"], place, entry)
         for entry in content["entries"]
-        if int(at := seconds(entry["time"]) - ahead) in known and (place := _place(entry, places))
+        if first <= (at := seconds(entry["time"]) - ahead) < last
+        and (place := _place(entry, places))
     ]
-    runs = [run for row in content["runs"] if (run := _run(row, ahead, known))]
+    runs = []
+    for row in content["runs"]:
+        given = [row[name] for name in ("submitted", "started", "ended")]
+        times = [None if time is None else seconds(time) - ahead for time in given]
+        if all(time is None or first <= time < last for time in times):
+            runs.append(Run(row["state"], *times))
     out = len(content["entries"]) + len(content["runs"]) - len(entries) - len(runs)
     entries.sort(key=lambda entry: entry.time)
     return Member(content["as"], when, entries, runs, ahead), out
-
-
-def _run(row, ahead, known) -> Run | None:
-    """Return a job; None if a time of it can't be."""
-    given = [row[name] for name in ("submitted", "started", "ended")]
-    times = [None if time is None else seconds(time) - ahead for time in given]
-    fits = all(int(at) in known for at in times if at is not None)
-    return Run(row["state"], *times) if fits else None
 
 
 def _place(entry, places) -> str | None:

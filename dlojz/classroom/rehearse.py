@@ -65,7 +65,6 @@ def run(path: Path, begin: int = 0, end: float | None = None) -> Iterator[dict]:
     """
     import nbformat
     from nbclient.client import NotebookClient
-    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     notebook = nbformat.read(path, as_version=4)
     if not 0 <= begin < len(notebook.cells):
@@ -75,9 +74,9 @@ def run(path: Path, begin: int = 0, end: float | None = None) -> Iterator[dict]:
     if begin and not kept.is_file():
         raise UserError(f"--from {begin}: nothing was kept of an earlier part; leave --from out")
     kept.parent.mkdir(parents=True, exist_ok=True)
-    client = NotebookClient(notebook, kernel_name="python3", resources=_inside(path))
+    inside = {"metadata": {"path": str(path.parent)}}
+    client = NotebookClient(notebook, kernel_name="python3", resources=inside)
     environment = os.environ | {"DLOJZ_PROGRESS": str(folder() / "progress.json")}
-    number = 0  # of cells that ran
     with client.setup_kernel(env=environment, stderr=subprocess.DEVNULL):
         if begin:
             _quietly(client, f"restore(globals(), {str(kept)!r})")
@@ -88,27 +87,30 @@ def run(path: Path, begin: int = 0, end: float | None = None) -> Iterator[dict]:
             if left is not None and left <= 0:
                 break
             client.timeout = left and math.ceil(left)
-            found = {"cell": index, "line": cell.source.split("\n")[0][:SHOWN], "error": None}
-            start, number = time.monotonic(), number + 1
-            try:
-                client.execute_cell(cell, index, execution_count=number)
-            except CellTimeoutError:
-                found["error"] = f"its {client.timeout} s were not enough: --from {index}"
-            except DeadKernelError:
-                found["error"] = "its kernel died: out of memory?"
-            except CellExecutionError as error:
-                found["error"] = f"{error.ename}: {error.evalue}"
-            found["seconds"] = round(time.monotonic() - start, 2)
-            if not found["error"]:
+            start = time.monotonic()
+            error = _error_of(client, cell, index)
+            seconds = round(time.monotonic() - start, 2)
+            if not error:
                 _quietly(client, f"keep(globals(), {str(kept)!r})")
             nbformat.write(notebook, folder() / path.name)
-            yield found
-            if found["error"]:
+            line = cell.source.split("\n")[0][:SHOWN]
+            yield {"cell": index, "line": line, "error": error, "seconds": seconds}
+            if error:
                 break
 
 
-def _inside(path):
-    return {"metadata": {"path": str(path.parent)}}
+def _error_of(client, cell, index) -> str | None:
+    """Run a cell; return its error, in words."""
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    try:
+        client.execute_cell(cell, index)
+    except CellTimeoutError:
+        return f"its {client.timeout} s were not enough: --from {index}"
+    except DeadKernelError:
+        return "its kernel died: out of memory?"
+    except CellExecutionError as error:
+        return f"{error.ename}: {error.evalue}"
 
 
 def _quietly(client, call):
@@ -127,11 +129,9 @@ def keep(names: dict, file: str):
     for name, value in names.items():
         if name.startswith("_") or name in ("In", "Out", "exit", "quit", "open"):
             continue
-        if isinstance(value, ModuleType):
-            found[name] = value.__name__
-            continue
         with suppress(Exception):  # some can't be kept: a figure, a widget
-            found[name] = pickle.dumps(value)
+            module = isinstance(value, ModuleType)
+            found[name] = value.__name__ if module else pickle.dumps(value)
     course.write_atomically(Path(file), pickle.dumps(found))
 
 
@@ -151,12 +151,21 @@ def kept(path: Path) -> dict:
     return course.read_table(folder() / f"{path.stem}.json")
 
 
+def rehearsed(path: Path, begin: int = 0, end: float | None = None) -> dict:
+    """Run a part of a notebook, print each cell, keep what was found, and return that."""
+    started, cells = time.time(), []
+    for cell in run(path, begin, end):
+        cells.append(cell)
+        print("  cell {cell:2d} {seconds:8.1f} s  {line}".format(**cell), flush=True)
+    return note(path, cells, begin, started)
+
+
 def note(path: Path, cells: list[dict], begin: int, started: float) -> dict:
     """Keep what a part of a rehearsal has found, and return it with that of the earlier parts.
 
     started: Unix seconds; jobs that were submitted later count as its own.
     """
-    found = kept(path) if begin else {}
+    found, sources = kept(path) if begin else {}, json.loads(path.read_bytes())["cells"]
     before = [cell for cell in found.get("cells", []) if cell["cell"] < begin]
     mine = [job for job in launch.jobs() if (job.info.get("submitted") or 0) >= started]
     begun, on = found.get("begun", started), _hardware(mine)
@@ -167,18 +176,13 @@ def note(path: Path, cells: list[dict], begin: int, started: float) -> dict:
         "torch": version("torch"),
         "date": datetime.now(UTC).date().isoformat(),
         "card_minutes": card_minutes(path),
-        "code_cells": _code_cells(path.read_text(encoding="utf-8")),
+        "code_cells": [i for i, cell in enumerate(sources) if cell["cell_type"] == "code"],
         "cells": before + cells,
         "jobs": found.get("jobs", []) + [_job(job) for job in mine],
         "verdicts": _verdicts(path, begun),
     }
     course.write_atomically(folder() / f"{path.stem}.json", json.dumps(found, indent=1))
     return found
-
-
-def _code_cells(text):
-    cells = json.loads(text)["cells"]
-    return [number for number, cell in enumerate(cells) if cell["cell_type"] == "code"]
 
 
 def _hardware(jobs):
@@ -190,10 +194,8 @@ def _hardware(jobs):
     for job in jobs:
         with suppress(OSError, log.LogError):
             seen = stats.summary(job)
-            if seen.device.startswith("cuda"):
-                found.append((True, seen.size, seen.device_name))
-            elif seen.device == "cpu":
-                found.append((False, seen.size, seen.device_name))
+            if seen.device != "?":  # failed without one
+                found.append((seen.device != "cpu", seen.size, seen.device_name))
     on_gpu, size, name = max(found)
     if on_gpu:
         return f"{size} x {name}" if size > 1 else name

@@ -16,25 +16,14 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from dlojz import launch
+from dlojz import course, launch
 from dlojz.classroom import members, summary
-from dlojz.course import (
-    FULL,
-    MEND,
-    FileError,
-    NoRoomError,
-    UserError,
-    locked,
-    read_table,
-    write_atomically,
-)
+from dlojz.course import FULL, FileError, NoRoomError, UserError, locked, progress
 
 ADJECTIVES = "amber brave calm clever eager gentle happy keen lively merry quick quiet sunny swift"
 ANIMALS = "badger beaver crane dolphin falcon fox heron lynx marten otter owl robin seal swallow"
 KEPT, LOCK = "share.json", "share.lock"
 RUNS = 50  # that have ended, besides those that wait or run
-NOT_UPDATED = "the class board was not updated"
-UNLESS_STOPPED = "Your work is kept; `dlojz share --stop` ends sharing"
 warned = []  # the first error of this process: only that one is reported
 
 
@@ -58,13 +47,17 @@ class Consent:
         return Path(self.folder) / self.file
 
 
-def consent_of(progress: Path) -> Consent | None:
-    """Return the consent of the trainee of this progress.json; None by default."""
-    path = progress.with_name(KEPT)
+def _beside(name):
+    return progress.file().with_name(name)
+
+
+def consent_of() -> Consent | None:
+    """Return the trainee's consent; None by default."""
+    path = _beside(KEPT)
     if not os.path.lexists(path):
         return None
     try:
-        return Consent(**read_table(path))
+        return Consent(**course.read_table(path))
     except (ValueError, TypeError) as error:
         raise FileError(
             f"{path} is damaged ({error}). What you shared may be there still: "
@@ -115,9 +108,16 @@ def _taken(folder) -> set[str]:
     return set()
 
 
-def preview(consent: Consent, progress: Path) -> str:
+def preview(consent: Consent) -> str:
     """Return exactly what the shared file will hold."""
-    return summary.text(_summary(consent, progress))
+    jobs = [(_submitted(job), status) for job, status in launch.in_queue(last=RUNS)]
+    return summary.text(summary.of(progress.load(), jobs, consent.pseudonym))
+
+
+@cache
+def _submitted(job) -> float | None:
+    """Return the time of a job's submission; read once, because each answer asks for it again."""
+    return job.info.get("submitted")
 
 
 def readers(folder: str | Path) -> str:
@@ -125,10 +125,9 @@ def readers(folder: str | Path) -> str:
     found = os.stat(folder)
     if not found.st_mode & stat.S_ISGID:
         return "everyone on this system who can open the folder"
-    try:
+    with suppress(KeyError):
         return f"the group {grp.getgrgid(found.st_gid).gr_name}"
-    except KeyError:
-        return f"the group {found.st_gid}"
+    return f"the group {found.st_gid}"
 
 
 def dangers(folder: str | Path) -> list[str]:
@@ -139,12 +138,13 @@ def dangers(folder: str | Path) -> list[str]:
     return []
 
 
-def begin(consent: Consent, progress: Path):
+def begin(consent: Consent):
     """Keep a consent and share for the first time; raise OSError if that fails."""
-    text, kept = preview(consent, progress), progress.with_name(KEPT)
-    progress.parent.mkdir(parents=True, exist_ok=True)
-    with locked(progress.with_name(LOCK)):
-        write_atomically(kept, json.dumps(asdict(consent)))  # before: or nobody could remove it
+    text, kept = preview(consent), _beside(KEPT)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with locked(_beside(LOCK)):
+        # First the consent: without it, nobody could remove the file.
+        course.write_atomically(kept, json.dumps(asdict(consent)))
         try:
             _put(consent, text)
         except OSError:
@@ -152,24 +152,24 @@ def begin(consent: Consent, progress: Path):
             raise
 
 
-def stop(progress: Path, folder: str | Path | None = None) -> Path | None:
+def stop(folder: str | Path | None = None) -> Path | None:
     """Withdraw the consent and remove what was shared; return its path, None if there was none.
 
     folder: where to look for the file if the consent is lost or damaged.
     Raises UserError or OSError if it could not be removed. Nothing more is written all the same.
     """
-    kept, consent = progress.with_name(KEPT), None
+    kept, consent = _beside(KEPT), None
     try:
-        consent = consent_of(progress)
+        consent = consent_of()
     except FileError:
         if not folder:
             raise
     consent = consent or (folder and _own_in(Path(folder).expanduser().resolve()))
     if not consent:
         return None
-    with locked(progress.with_name(LOCK)) as holder:  # what is just being written comes before
+    with locked(_beside(LOCK)) as holder:  # what is just being written comes before
         with suppress(NoRoomError):  # so there is nothing more to write, either
-            write_atomically(kept, json.dumps(asdict(consent) | {"stopped": True}))
+            course.write_atomically(kept, json.dumps(asdict(consent) | {"stopped": True}))
         if holder:
             raise UserError(
                 f"{consent.path} is still there: process {holder} is about to write it, and may be "
@@ -213,64 +213,48 @@ def _own_in(folder) -> Consent | None:
     return Consent(str(folder), "", own[0].name) if own else None
 
 
-def publish(progress: Path):
+def publish():
     """Share what there is now, if the trainee agreed to it.
 
     A board is not worth an error in a notebook: what fails is reported once, and nothing is raised.
     """
     try:
-        consent = consent_of(progress)
+        consent = consent_of()
         if consent is None or consent.stopped:
             return
-        with locked(progress.with_name(LOCK)) as holder:
+        with locked(_beside(LOCK)) as holder:
             if holder:
                 raise UserError(f"process {holder} is about to write it, and may be stopped")
-            if consent == consent_of(progress):  # it may have been withdrawn just now
-                _put(consent, summary.text(_summary(consent, progress)))
+            if consent == consent_of():  # it may have been withdrawn just now
+                _put(consent, preview(consent))
     except Exception as error:  # whatever it is: see above
         if not warned:
             warned.append(error)
-            print(f"note: {NOT_UPDATED} ({error}). {UNLESS_STOPPED}", file=sys.stderr)
-
-
-def _summary(consent, progress):
-    kept = read_table(progress, advice=MEND)
-    jobs = launch.in_queue(last=RUNS)
-    known = ((_submitted(job), status) for job, status in jobs)
-    return summary.of(kept, known, consent.pseudonym)
-
-
-@cache
-def _submitted(job) -> dict:
-    """Return the time of a job's submission; read once, because each answer asks for it again."""
-    return {"submitted": job.info.get("submitted")}
+            print(
+                f"note: the class board was not updated ({error}). Your work is kept; "
+                "`dlojz share --stop` ends sharing",
+                file=sys.stderr,
+            )
 
 
 def _put(consent, text):
-    """Replace the shared file in one step; raise NoRoomError where the class's disk is full."""
-    try:
-        _replace(consent, text)
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        what = f"{consent.path} could not be written: {FULL[error.errno]}"
-        raise NoRoomError(error.errno, f"{what}: ask your instructor to make room there") from error
-
-
-def _replace(consent, text):
-    """Write the shared file under another name, then rename it.
+    """Replace the shared file in one step; raise NoRoomError where the class's disk is full.
 
     The temporary file must be new, which mkstemp makes sure of: others can write into the folder,
     and might have put a link there that leads to a file of this user.
     """
-    group = bool(os.stat(consent.folder).st_mode & stat.S_ISGID)
-    handle, temporary = tempfile.mkstemp(dir=consent.folder, prefix=".")
+    temporary = ""
     try:
+        group = bool(os.stat(consent.folder).st_mode & stat.S_ISGID)
+        handle, temporary = tempfile.mkstemp(dir=consent.folder, prefix=".")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             os.fchmod(handle, 0o640 if group else 0o644)
             file.write(text)
         os.replace(temporary, consent.path)
-    except OSError:  # a full disk: leave nothing behind
-        with suppress(OSError):
+    except OSError as error:
+        with suppress(OSError):  # leave nothing behind
             os.unlink(temporary)
-        raise
+        if error.errno not in FULL:
+            raise
+        what = f"{consent.path} could not be written: {FULL[error.errno]}"
+        raise NoRoomError(error.errno, f"{what}: ask your instructor to make room there") from error

@@ -2,10 +2,11 @@
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
-from dlojz.classroom.members import Classroom, Entry, Member, Run
+from dlojz.classroom.members import Classroom, Entry, Member
 
 PASSED, TRIED, BEGUN = "passed", "tried", "begun"  # of a trainee in a notebook
 FRESH_S = 600  # a job that waited when it was last heard of waits no longer, for all we know
@@ -41,21 +42,21 @@ def passed(member: Member) -> set[str]:
     return {e.key for e in member.entries if e.kind == "verdicts" and e.fields["passed"]}
 
 
-def waiting(found: Classroom, of: str = "QUEUED") -> list[tuple[Member, Run]]:
-    """Return the jobs that are in this state, of trainees heard of lately; oldest first."""
-    jobs = [(member, run) for member in found.members for run in jobs_of(found, member, of)]
-    return sorted(jobs, key=lambda job: began(job[1]) or 0)
+def jobs(found: Classroom, state: str = "QUEUED") -> list[tuple[Member, float]]:
+    """Return the jobs in this state, oldest first: whose, and for how many seconds.
+
+    Only those of trainees heard of lately.
+    """
+    ages = [
+        (member, found.time - (_began(run) or found.time))
+        for member in found.members
+        for run in member.runs
+        if run.state == state and found.time - member.time < FRESH_S
+    ]
+    return sorted(ages, key=lambda job: -job[1])
 
 
-def jobs_of(found: Classroom, member: Member, state: str) -> list[Run]:
-    """Return a trainee's jobs in this state, oldest first; none if not heard of lately."""
-    fresh = found.time - member.time < FRESH_S
-    own = [run for run in member.runs if fresh and run.state == state]
-    return sorted(own, key=lambda run: began(run) or 0)
-
-
-def began(run: Run) -> float | None:
-    """Return since when a job is in its state."""
+def _began(run) -> float | None:
     return run.started if run.state == "RUNNING" and run.started else run.submitted
 
 
@@ -74,10 +75,8 @@ class Failing:
 def failing(found: Classroom) -> list[Failing]:
     """Return the checks that did not pass, first the one that keeps most trainees."""
     by_step = defaultdict(lambda: defaultdict(list))
-    for member in found.members:
-        for entry in member.entries:
-            if entry.kind == "verdicts":
-                by_step[entry.key][member.name].append(entry.fields)
+    for member, entry in _entries(found, "verdicts"):
+        by_step[entry.key][member.name].append(entry.fields)
     rows = [_failing(step, tried) for step, tried in by_step.items()]
     return sorted((r for r in rows if r.attempts), key=lambda r: (-r.stuck, -r.attempts, r.step))
 
@@ -92,27 +91,36 @@ def _failing(step, tried) -> Failing:
 
 def speedups(found: Classroom) -> dict[str, list[float]]:
     """Return the ratios of each step's passed verdicts, the last of each trainee."""
+    last = {
+        (entry.key, member.name): entry.fields["ratio"]
+        for member, entry in _entries(found, "verdicts")
+        if entry.fields["passed"] and entry.fields["ratio"]
+    }
     ratios = defaultdict(list)
-    for member in found.members:
-        own = {
-            e.key: e.fields["ratio"]
-            for e in member.entries
-            if e.kind == "verdicts" and e.fields["passed"] and e.fields["ratio"]
-        }
-        for step, ratio in own.items():
-            ratios[step].append(ratio)
+    for (step, _), ratio in last.items():
+        ratios[step].append(ratio)
     return dict(sorted(ratios.items()))
 
 
-def calibration(found: Classroom) -> dict[str, list[tuple[float, float]]]:
-    """Return (predicted, measured) by what was predicted: the last score of each prediction."""
+def calibration(found: Classroom) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Return (predicted, found) by quantity and how it was found: "measured" or "estimated".
+
+    Of each trainee's prediction only the last score counts.
+    """
+    last = {
+        (entry.fields["name"], entry.key, member.name): entry.fields
+        for member, entry in _entries(found, "scores")
+    }
     pairs = defaultdict(list)
-    for member in found.members:
-        own = {(e.key, e.fields["name"]): e.fields for e in member.entries if e.kind == "scores"}
-        for (_, name), fields in own.items():
-            if fields["predicted"] > 0 and fields["measured"] > 0:
-                pairs[name].append((fields["predicted"], fields["measured"]))
+    for (name, *_), fields in last.items():
+        pair = fields["predicted"], fields["measured"]
+        if min(pair) > 0:
+            pairs[name, fields["how"] or "measured"].append(pair)
     return dict(sorted(pairs.items(), key=lambda item: -len(item[1])))
+
+
+def _entries(found, kind) -> Iterator[tuple[Member, Entry]]:
+    return ((m, entry) for m in found.members for entry in m.entries if entry.kind == kind)
 
 
 # Stop and go: how the time in a notebook was spent ------------------------------------------------
@@ -151,10 +159,8 @@ def _sitting(member, notebook, now) -> Sitting | None:
     entries = [e for e in member.entries if e.notebook == notebook]
     if not entries:
         return None
-    for before, after in zip(entries[-2::-1], entries[:0:-1], strict=True):
-        if after.time - before.time > PAUSE_S:  # another day
-            entries = entries[entries.index(after) :]
-            break
+    pauses = [i for i, (a, b) in enumerate(pairwise(entries), 1) if b.time - a.time > PAUSE_S]
+    entries = entries[pauses[-1] if pauses else 0 :]  # the others were on another day
     here = member.entries[-1].notebook == notebook and now - member.time < FRESH_S
     begin, end = entries[0].time, now if here else entries[-1].time
     queued = [(r.submitted, r.started or r.ended or now) for r in member.runs if r.submitted]
@@ -164,6 +170,6 @@ def _sitting(member, notebook, now) -> Sitting | None:
     return Sitting(member, begin, end, entries, *spans, waits)
 
 
-def _within(spans: Iterable, begin, end) -> list[tuple[float, float]]:
+def _within(spans, begin, end) -> list[tuple[float, float]]:
     cut = ((max(first, begin), min(last, end)) for first, last in spans)
     return [(first, last) for first, last in cut if first < last]

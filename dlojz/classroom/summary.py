@@ -16,7 +16,6 @@ digits, a number is finite. What reads a file asks the same of it, because anybo
 import json
 import re
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from datetime import UTC, datetime
 
 from dlojz.course import table_of
@@ -26,8 +25,8 @@ MOST = 400  # entries or runs in a file, the newest; a trainee of the whole cour
 LARGEST = 256 * 1024  # bytes of a file that is read
 PSEUDONYM = re.compile(r"(?!.*  )[A-Za-z0-9][A-Za-z0-9 ._-]{0,23}(?<! )")  # blanks within only
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _-]{0,39}")  # no "/", so never a path
-STATES = {"QUEUED", "RUNNING", "COMPLETED", "FAILED", "OUT_OF_MEMORY", "CANCELLED", "TIMEOUT"}
-STATES |= {"NODE_FAIL", "PREEMPTED"}
+STATES = ["QUEUED", "RUNNING", "COMPLETED", "FAILED", "OUT_OF_MEMORY", "CANCELLED", "TIMEOUT"]
+STATES += ["NODE_FAIL", "PREEMPTED"]
 
 
 def _is_name(value):
@@ -52,9 +51,12 @@ def _or_none(has_form) -> Callable[[object], bool]:
     return lambda value: value is None or has_form(value)
 
 
-FIELDS = {  # what is shared of each kind, besides its time and its key
+FIELDS = {  # what is shared of each kind, besides HEAD
     "predictions": {"name": _is_name, "predicted": _is_number},
-    "scores": {"name": _is_name, "predicted": _is_number, "measured": _is_number},
+    "scores": {
+        **{"name": _is_name, "predicted": _is_number, "measured": _is_number},
+        "how": _or_none(_is_name),  # "measured" or "estimated"; None in files of older versions
+    },
     "verdicts": {
         "passed": _is_flag,
         "hint": _or_none(_is_name),
@@ -65,8 +67,9 @@ FIELDS = {  # what is shared of each kind, besides its time and its key
     "mysteries": {"right": _or_none(_is_flag)},
     "answers": {},
 }
+HEAD = {"time": _is_time, "kind": [*FIELDS].__contains__, "key": _is_name}
 RUN = {
-    "state": lambda value: isinstance(value, str) and value in STATES,
+    "state": STATES.__contains__,
     **dict.fromkeys(("submitted", "started", "ended"), _or_none(_is_time)),
 }
 
@@ -82,44 +85,40 @@ def seconds(time: str) -> float | None:
 
 def entry_of(found) -> dict | None:
     """Return the fields that an entry may have; None if it is none, or one has another form."""
-    kind = _get(found, "kind")
-    fields = FIELDS.get(kind) if isinstance(kind, str) else None
-    if fields is None or not _is_name(_get(found, "key")) or not _is_time(_get(found, "time")):
-        return None
-    if not all(has_form(found.get(name)) for name, has_form in fields.items()):
-        return None
-    return {name: found.get(name) for name in ("time", "kind", "key", *fields)}
+    head = _fitting(found, HEAD)
+    return head and _fitting(found, HEAD | FIELDS[head["kind"]])
 
 
 def run_of(found) -> dict | None:
     """Return the fields that a run may have; None if it is none, or one has another form."""
-    if not isinstance(found, dict):
-        return None
-    if not all(has_form(found.get(name)) for name, has_form in RUN.items()):
-        return None
-    return {name: found.get(name) for name in RUN}
+    return _fitting(found, RUN)
 
 
-def _get(found, name):
-    return found.get(name) if isinstance(found, dict) else None
+def _fitting(found, forms) -> dict | None:
+    if isinstance(found, dict) and all(fits(found.get(name)) for name, fits in forms.items()):
+        return {name: found.get(name) for name in forms}
+    return None
 
 
 # What a trainee has ------------------------------------------------------------------------------
 
 
-def of(kept: dict, jobs: Iterable[tuple[dict, dict]], pseudonym: str) -> dict:
-    """Return the shared facts. kept: progress.json; jobs: job.json and the status of each job."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+def of(kept: dict, jobs: Iterable[tuple[float | None, dict]], pseudonym: str) -> dict:
+    """Return the shared facts.
+
+    kept: as `progress.load` returns it; jobs: the time of each submission, and the job's status.
+    """
     entries = [
         made
-        for kind in _SPLIT
-        for key, given in _of_type(dict, kept.get(kind)).items()
-        for one in _of_type(list, given)
-        for made in _entries(kind, key, one)
+        for kind, facts in _FACTS.items()
+        for key, given in kept.get(kind, {}).items()
+        for entry in given
+        for fact in facts(entry, key)
+        if (made := entry_of({"kind": kind, "key": key, "time": entry.get("time")} | fact))
     ]
     entries.sort(key=lambda entry: seconds(entry["time"]))
-    runs = [made for info, status in jobs if (made := run_of(_run(info, status)))]
-    head = {"schema": SCHEMA, "as": pseudonym, "time": now}
+    runs = [made for job in jobs if (made := run_of(_run(*job)))]
+    head = {"schema": SCHEMA, "as": pseudonym, "time": _time_text(datetime.now(UTC))}
     return head | {"entries": entries[-MOST:], "runs": runs[-MOST:]}
 
 
@@ -133,63 +132,42 @@ def text(summary: dict) -> str:
     return "\n".join(lines) + "}\n"
 
 
-def _of_type(kind, found):
-    """Return a part of progress.json; an empty one if that is damaged."""
-    return found if isinstance(found, kind) else kind()
-
-
-def _entries(kind, key, entry) -> list[dict]:
-    """Return the shared facts of an entry of progress.json; none of a damaged one."""
-    head = {"kind": kind, "key": key}
-    with suppress(AttributeError, LookupError, TypeError, ValueError):
-        rows = [head | {"time": entry["time"]} | row for row in _SPLIT[kind](key, entry)]
-        return [made for row in rows if (made := entry_of(row))]
-    return []
-
-
-def _predicted(key, entry):
+def _predicted(entry, key):
     return [{"name": name, "predicted": value} for name, value in entry["value"].items()]
 
 
-def _scored(key, entry):
+def _scored(entry, key):
     return entry["value"]  # rows; `entry_of` leaves out those without a number, and the words
 
 
-def _judged(key, entry):
-    comparison = entry["value"].get("comparison") or {}
-    speed = {name: comparison.get(name) for name in ("ratio", "low", "high")}
-    return [{name: entry["value"].get(name) for name in ("passed", "hint")} | speed]
+def _judged(entry, key):
+    found = (entry["value"].get("comparison") or {}) | entry["value"]
+    return [{name: found.get(name) for name in FIELDS["verdicts"]}]
 
 
-def _hinted(key, entry):
-    step, hint, _ = key.split("/")  # the last is a digest of the trainer
+def _hinted(entry, key):
+    step, hint, *_ = key.split("/")  # behind them a digest of the trainer
     return [{"key": step, "hint": hint, "rung": entry["value"]}]
 
 
-def _answered(key, entry):
-    return [{"right": entry.get("right")}]
-
-
-_SPLIT = {  # for each kind, what to take from an entry of progress.json
+_FACTS = {  # for each kind, what to take from an entry of progress.json
     "predictions": _predicted,
     "scores": _scored,
     "verdicts": _judged,
     "hints": _hinted,
-    "quizzes": _answered,
-    "mysteries": _answered,
-    "answers": lambda key, entry: [{}],
+    **dict.fromkeys(("quizzes", "mysteries", "answers"), lambda entry, key: [entry]),
 }
 
 
-def _run(info, status):
-    """Return the shared facts of a job; None if its files are damaged."""
-    times = {"submitted": info.get("submitted")}
-    times |= {name: status.get(name) for name in ("started", "ended")}
-    with suppress(TypeError, ValueError, OverflowError, OSError):
-        return {"state": status.get("state")} | {
-            name: datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds") if at else None
-            for name, at in times.items()
-        }
+def _run(submitted, status):
+    times = {"submitted": submitted, "started": status.get("started"), "ended": status.get("ended")}
+    return {"state": status.get("state")} | {
+        name: at and _time_text(datetime.fromtimestamp(at, UTC)) for name, at in times.items()
+    }
+
+
+def _time_text(time):
+    return time.isoformat(timespec="seconds")
 
 
 # What an instructor reads ------------------------------------------------------------------------
@@ -202,13 +180,12 @@ def parse(content: bytes) -> tuple[dict, int]:
         raise ValueError(f"no summary of schema {SCHEMA}")
     if not isinstance(found.get("as"), str) or not PSEUDONYM.fullmatch(found["as"]):
         raise ValueError("no pseudonym")
-    lists = {name: found.get(name) for name in ("entries", "runs")}
-    if not all(isinstance(rows, list) for rows in lists.values()) or not _is_time(
-        found.get("time")
-    ):
+    entries, runs = found.get("entries"), found.get("runs")
+    if not (isinstance(entries, list) and isinstance(runs, list) and _is_time(found.get("time"))):
         raise ValueError("no lists, or no time")
-    entries = [made for row in lists["entries"][-MOST:] if (made := entry_of(row))]
-    runs = [made for row in lists["runs"][-MOST:] if (made := run_of(row))]
-    left_out = sum(map(len, lists.values())) - len(entries) - len(runs)
-    head = {name: found[name] for name in ("schema", "as", "time")}
-    return head | {"entries": entries, "runs": runs}, left_out
+    known = {
+        "entries": [made for row in entries[-MOST:] if (made := entry_of(row))],
+        "runs": [made for row in runs[-MOST:] if (made := run_of(row))],
+    }
+    left_out = len(entries) + len(runs) - sum(map(len, known.values()))
+    return {name: found[name] for name in ("schema", "as", "time")} | known, left_out

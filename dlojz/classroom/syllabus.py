@@ -7,8 +7,9 @@ solutions/syllabi.toml says what is taught on which day, and a notebook's card h
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from dlojz.classroom import rehearse
 from dlojz.course import UserError
 from dlojz.table import Table
 
-KINDS = ("talk", "notebook", "work", "break")
+KINDS = ("talk", "work", "break")  # besides notebooks
 ABOUT = {"begin": str, "end": str, "teaching_minutes": int}  # what holds for each day
 
 
@@ -73,27 +74,26 @@ def read(path: Path | None = None) -> dict[int, list[Day]]:
         found = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: can't be read as TOML: {error}") from None
-    about = {key: found.pop(key, None) for key in ABOUT}
-    for key, kind in ABOUT.items():
-        if not isinstance(about[key], kind):
-            raise UserError(f'{path}: expected a line such as {key} = "09:00", or = 390 minutes')
-    hours = [_minutes_of(path, about[key]) for key in ("begin", "end")]
+    about = [found.pop(key, None) for key in ABOUT]
+    if [type(value) for value in about] != [*ABOUT.values()]:
+        raise UserError(f'{path}: expected {", ".join(ABOUT)}, as in begin = "09:00"')
+    hours, most = [_minutes_of(path, text) for text in about[:2]], about[2]
     syllabi = {}
     for number, tables in found.items():
         if not isinstance(tables, list):
             raise UserError(f"{path}: {number} is no list: expected days [[{number}]]")
         if number != str(len(tables)):
             raise UserError(f"{path}: there are {len(tables)} days [[{number}]]: expected {number}")
-        days = [_day(path, number, table, *hours, about["teaching_minutes"]) for table in tables]
-        syllabi[int(number)] = days
+        syllabi[int(number)] = [_day(path, number, table, *hours, most) for table in tables]
     return syllabi
 
 
 def _minutes_of(path, text):
-    hour, _, minute = text.partition(":")
-    if not (hour.isdecimal() and minute.isdecimal() and int(hour) < 24 and int(minute) < 60):
-        raise UserError(f"{path}: {text!r} is not a time: expected one such as 09:00")
-    return 60 * int(hour) + int(minute)
+    try:
+        at = datetime.strptime(text, "%H:%M")
+    except ValueError:
+        raise UserError(f"{path}: {text!r} is not a time: expected one such as 09:00") from None
+    return 60 * at.hour + at.minute
 
 
 def _day(path, number, table, *about):
@@ -104,28 +104,26 @@ def _day(path, number, table, *about):
 
 
 def _part(path, table) -> Part:
-    table = table if isinstance(table, Mapping) else {}
-    kinds = [kind for kind in KINDS if kind in table]
-    allowed = {"catch_up"} if kinds == ["notebook"] else {"minutes"}
-    if len(kinds) != 1 or set(table) - {*kinds, *allowed}:
-        raise UserError(
-            f"{path}: {dict(table)}: expected one of {', '.join(KINDS)}; with minutes, or for a "
-            "notebook with catch_up if need be"
-        )
-    (kind,) = kinds
-    if kind == "notebook":
-        notebook = rehearse.find(table[kind])
-        return Part(kind, notebook.stem, rehearse.card_minutes(notebook), "catch_up" in table)
-    if not isinstance(table.get("minutes"), int) or table["minutes"] < 1:
-        raise UserError(f"{path}: {dict(table)}: expected minutes, as a whole number")
-    return Part(kind, table[kind], table["minutes"])
+    match table:
+        case {"notebook": name, **more} if more in ({}, {"catch_up": True}):
+            notebook = rehearse.find(name)
+            return Part("notebook", notebook.stem, rehearse.card_minutes(notebook), bool(more))
+        case {"minutes": int(minutes), **more} if minutes > 0 and len(more) == 1:
+            ((kind, name),) = more.items()
+            if kind in KINDS:
+                return Part(kind, name, minutes)
+    raise UserError(
+        f"{path}: {table}: expected one of {', '.join(KINDS)} with minutes, a whole number; or a "
+        "notebook, with catch_up = true if need be"
+    )
 
 
 def of(days: int) -> list[Day]:
     """Return the syllabus of that many days."""
     known = read()
     if days not in known:
-        raise UserError(f"no syllabus for {days} days: expected {_listed(known)}")
+        there = ", ".join(map(str, sorted(known)))
+        raise UserError(f"no syllabus for {days} days: expected one of {there}")
     return known[days]
 
 
@@ -135,11 +133,6 @@ def notebooks(day: int, days: int) -> list[str]:
     if not 1 <= day <= days:
         raise UserError(f"--day {day} --of {days}: expected a day from 1 to {days}")
     return found[day - 1].notebooks
-
-
-def _listed(numbers):
-    *most, last = map(str, sorted(numbers))
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 # Does it fit? ------------------------------------------------------------------------------------
@@ -167,10 +160,8 @@ def problems(days: Sequence[Day]) -> list[str]:
 def _needed(name):
     """Return the notebook that this one goes on from: the step before, or its first part."""
     if name in course.CHAIN:
-        place = course.CHAIN.index(name)
-        return course.CHAIN[place - 1] if place else None
-    number = name[:2]
-    return next((step for step in course.CHAIN if step.startswith(number)), None)
+        return dict(pairwise(reversed(course.CHAIN))).get(name)
+    return next((step for step in course.CHAIN if step[:2] == name[:2]), None)
 
 
 # Showing -----------------------------------------------------------------------------------------

@@ -6,15 +6,15 @@ import sys
 import time
 from pathlib import Path
 
-from dlojz import classroom
-from dlojz.course import presets, progress
+from dlojz.classroom import share
+from dlojz.course import presets
 
 WATCH_S = 10  # between two looks of `dlojz class --watch`
 SHARING = """\
 What is shared: which notebook's predictions, quizzes, questions and checks you have done and when,
 whether they were right or passed, the name of a hint, the speed-up, the numbers that you predicted
-and what was measured; the state and the times of your last jobs. Not shared: code, paths, host
-names, your login name, the words that you typed.
+and those measured or estimated; the state and the times of your last jobs. Not shared: code, paths,
+host names, your login name, the words that you typed.
 
 Before you agree, the command shows the very file. It is written again after each answer and each
 change of a job. Its name is drawn, but it is yours: those who can list the folder see its owner.
@@ -72,16 +72,12 @@ def _rehearse(args):
         raise ValueError("--from goes on with one notebook: name only that one")
     end = time.monotonic() + 60 * args.minutes if args.minutes else None
     for path in paths:
-        print(f"{path.stem}: {path}", flush=True)
-        started, cells = time.time(), []
-        for cell in rehearse.run(path, args.begin, end):
-            cells.append(cell)
-            print("  cell {cell:2d} {seconds:8.1f} s  {line}".format(**cell), flush=True)
-        if end and not cells:
+        if end and time.monotonic() >= end:
             names = " ".join(path.stem.partition("_")[0] for path in paths[len(found) :])
             print(f"  the time is over; go on with: dlojz rehearse {names}")
             break
-        found.append(rehearse.note(path, cells, args.begin, started))
+        print(f"{path.stem}: {path}", flush=True)
+        found.append(rehearse.rehearsed(path, args.begin, end))
     print(f"\n{rehearse.report(found)}\n")
     if args.trainees > 1:
         print(rehearse.room(found, args.trainees, args.devices or len(presets.gpus()) or 1))
@@ -116,10 +112,9 @@ def _syllabus(args):
 
 
 def _share(args):
-    mine = progress.file()
-    now = None if args.stop else classroom.consent_of(mine)
+    now = None if args.stop else share.consent_of()
     if args.stop:
-        removed = classroom.stop(mine, args.folder)
+        removed = share.stop(args.folder)
         none = "nothing was shared from here; `dlojz share --stop FOLDER` looks for a file of yours"
         none = f"no file of yours is shared in {args.folder}" if args.folder else none
         print(f"{removed} is removed; nothing is shared now" if removed else none)
@@ -129,21 +124,21 @@ def _share(args):
         raise ValueError(f"you share already, as {now.pseudonym}: first `dlojz share --stop`")
     elif now:
         print(f"{now.path} is shared, as {now.pseudonym}; `dlojz share --stop` ends it:\n")
-        print(classroom.preview(now, mine))
+        print(share.preview(now))
     elif not args.folder:
         print("nothing is shared; `dlojz share FOLDER` shows what would be, and asks")
     else:
-        return _ask_to_share(classroom.plan(args.folder, args.pseudonym), mine, args.yes)
+        return _ask_to_share(share.plan(args.folder, args.pseudonym), args.yes)
     return 0
 
 
-def _ask_to_share(consent, mine, agreed):
+def _ask_to_share(consent, agreed):
     print(f"This is what you would share as {consent.pseudonym}, in {consent.path}:\n")
-    print(classroom.preview(consent, mine))
+    print(share.preview(consent))
     print(f"{SHARING.partition(chr(10) * 2)[0]}\n")
-    print(f"It can be read by {classroom.readers(consent.folder)}.")
+    print(f"It can be read by {share.readers(consent.folder)}.")
     print(f"Those who can list {consent.folder} see that you own the file.")
-    for note in classroom.dangers(consent.folder):
+    for note in share.dangers(consent.folder):
         print(f"note: {note}")
     if not agreed and sys.stdin and sys.stdin.isatty():
         answer = input("Share this, and what you do from now on? [y/N] ")
@@ -151,7 +146,7 @@ def _ask_to_share(consent, mine, agreed):
     if not agreed:
         print("Nothing is shared. To agree, answer y, or add --yes.")
         return 1
-    classroom.begin(consent, mine)
+    share.begin(consent)
     print(
         "Shared. `dlojz share` shows it again; `dlojz share --stop` ends it and removes the file."
     )

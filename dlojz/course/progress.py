@@ -20,7 +20,7 @@ from dlojz.table import Table
 # The calls with which a notebook asks for something, and the kind of the answer.
 KINDS = {"predict": "predictions", "check": "verdicts", "quiz": "quizzes", "accuse": "mysteries"}
 SHARE_S = 60  # between two reports of a job that waits or runs
-listeners: list[Callable[[Path], None]] = []  # `classroom` shares the file with the class
+listeners: list[Callable[[], None]] = []  # `classroom` shares what is kept with the class
 _shared = {}  # folder of a job: the state that was shared, and when
 CALL = re.compile(rf"""^\s*(?:\w+ = |mysteries\.)?({"|".join(KINDS)})\(["']?([^"',)]+)""", re.M)
 
@@ -122,7 +122,7 @@ def keep(kind: str, key: str, value, **more):
 def share():
     """Notify the listeners of a change."""
     for listener in listeners:
-        listener(file())
+        listener()
 
 
 def share_state(job, state: str):
