@@ -5,6 +5,7 @@ from html import escape
 
 from dlojz.course import UserError, progress
 from dlojz.runs import stats
+from dlojz.table import Table
 
 # What can be predicted: its unit, and how to get it from a summary.
 PREDICTABLE = {
@@ -51,20 +52,33 @@ class Score:
 
     def __repr__(self):
         lines = [
-            f"{name}: predicted {_number(p)}, {self.how} {_number(m, unit)}: {_word(p, m)}"
+            f"{name}: predicted {_number(p)}, {self.how} {_number(m, unit)}: {self.word(p, m)}"
             for name, unit, p, m in self.rows
         ]
         return "\n".join(filter(None, [*lines, self.note]))
 
     def _repr_html_(self):
-        rows = "".join(
-            f"<tr><td>{name}</td><td>{_number(p)}</td><td>{_number(m, unit)}</td>"
-            f"<td style='text-align:left'>{_word(p, m)}</td></tr>"
-            for name, unit, p, m in self.rows
-        )
-        head = f"<tr><th></th><th>predicted</th><th>{self.how}</th><th></th></tr>"
-        note = f"<p>{escape(self.note)}</p>" if self.note else ""
-        return f"<table>{head}{rows}</table>{note}"
+        rows = [
+            (name, _number(p), _number(m, unit), self.word(p, m)) for name, unit, p, m in self.rows
+        ]
+        table = Table(("", "predicted", self.how, ""), rows, "<>><")
+        return table._repr_html_() + (f"<p>{escape(self.note)}</p>" if self.note else "")
+
+    def word(self, predicted, found) -> str:
+        """Return the distance of a prediction from what was found, in words."""
+        if predicted is None:
+            return "no prediction"
+        if found is None:
+            return f"not {self.how}"
+        if found == 0:
+            return "there was none"
+        factor = max(predicted / found, found / predicted)
+        if factor <= 1.1:
+            return "★★★ within 10 %"
+        if factor <= 1.25:
+            return "★★ within 25 %"
+        question = ": what did you not think of?" if factor > 2 else ""
+        return f"{'★ ' * (factor <= 2)}a factor of {factor:.1f}{question}"
 
 
 def score(key: str, run) -> Score:
@@ -95,7 +109,7 @@ def _doubts(found):
 def score_value(key: str, how: str = "measured", **figures) -> Score:
     """Return the last prediction under `key` beside given figures: score_value("b", ratio=2).
 
-    how: the source of these figures, in a word. One that was not measured is None, or left out.
+    how: the source of these figures, in a word. One that is not known is None, or left out.
     """
     given = progress.last("predictions", key) or {}
     rows = [(name, PREDICTABLE[name][0], p, figures.get(name)) for name, p in given.items()]
@@ -105,7 +119,7 @@ def score_value(key: str, how: str = "measured", **figures) -> Score:
 def _kept(key, score):
     """Keep a score for `progress.overview`; return it."""
     names = ("name", "unit", "predicted", "measured", "word", "how")
-    given = [(*row, _word(*row[2:]), score.how) for row in score.rows]
+    given = [(*row, score.word(*row[2:]), score.how) for row in score.rows]
     rows = [dict(zip(names, row, strict=True)) for row in given]
     if any(row["measured"] is not None for row in rows):
         progress.keep("scores", key, rows)
@@ -117,20 +131,3 @@ def _number(value, unit=""):
         return "-"
     number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     return f"{number} {unit}".rstrip()
-
-
-def _word(predicted, measured):
-    if predicted is None:
-        return "no prediction"
-    if measured is None:
-        return "not measured"
-    if measured == 0:
-        return "there was none"
-    factor = max(predicted / measured, measured / predicted)
-    if factor <= 1.1:
-        return "★★★ within 10 %"
-    if factor <= 1.25:
-        return "★★ within 25 %"
-    if factor <= 2:
-        return f"★ a factor of {factor:.1f}"
-    return f"a factor of {factor:.1f}: what did you not think of?"
