@@ -38,8 +38,7 @@ def test_an_interval_that_includes_the_goal_does_not_count_as_reached(
 def test_the_solution_has_the_flags_of_each_setting(name, monkeypatch):
     monkeypatch.setattr("sys.argv", [])  # and as it was before, afterwards
     setting = bench_gpu.SETTINGS[name]
-    trainer = bench_gpu._trainer(setting.step)
-    args = bench_gpu._arguments(trainer, bench_gpu.flags(setting, 8))
+    _, args = bench_gpu._parsed(setting, 8)
     assert args.precision == setting.precision
     assert getattr(args, "channels_last", False) == setting.channels_last
     assert getattr(args, "compile", "off") == (setting.mode or "off")

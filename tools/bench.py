@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,11 +51,36 @@ class Sink:
     validation = window
 
 
-class Unmarked:
-    """A Chronometer that does nothing."""
+class Nothing:
+    """In place of a Chronometer or a log: each call does nothing."""
 
     def __getattr__(self, name):
-        return lambda **_: None
+        return lambda *_, **__: None
+
+
+def judged(low: float, high: float, bound: float) -> str:
+    """Return whether an interval of ratios is at or above the bound, in words."""
+    return "holds" if low >= bound else "FAILS" if high < bound else "cannot tell"
+
+
+def _in_pairs(what, without, with_it, other, pairs, bound):
+    """Time a loop with and without something in pairs A B B A ..., print it, and judge it.
+
+    other: one more loop without it, for the resolution.
+    """
+    found = [[], []]
+    for i in range(pairs):
+        for ratios, pair in zip(found, ((without, with_it), (without, other)), strict=True):
+            seconds = {loop: loop() for loop in pair[:: 1 if i % 2 else -1]}
+            ratios.append(seconds[pair[0]] / seconds[pair[1]])
+    (ratio, low, high), (null, null_low, null_high) = map(stats.interval, found)
+    verdict = judged(low, high, bound)
+    print(
+        f"{what}, {torch.cuda.get_device_name()}: speed with / without {ratio:.4f} ({low:.4f} to "
+        f"{high:.4f}; resnet50, TF32, batch 64, {pairs} pairs); A/A {null:.4f} ({null_low:.4f} to "
+        f"{null_high:.4f}); bound {bound}: {verdict}"
+    )
+    return verdict != "FAILS"
 
 
 def chronometer_on_a_cpu():
@@ -85,27 +111,15 @@ def _seconds_per_mark(steps):
 
 
 def chronometer_on_a_gpu(pairs=20, steps=25):
-    """Time the loop with and without marks on a GPU, in pairs A B B A ..."""
+    """Time the loop with and without marks on a GPU."""
     loop = _training_loop("cuda", "resnet50", 64, 224)
-    loop(Unmarked(), 20)
-    with_marks, same = [], []
-    for i in range(pairs):
-        a, b = Unmarked(), Chronometer("cuda", Sink())
-        times = {}
-        for which in ("ab", "ba")[i % 2]:
-            times[which] = loop(a if which == "a" else b, steps)
-        with_marks.append(times["a"] / times["b"])
-        same.append(loop(Unmarked(), steps) / loop(Unmarked(), steps))
-    ratio, low, high = stats.interval(with_marks)
-    same_ratio, _, same_high = stats.interval(same)
-    half, resolution = high / ratio - 1, same_high / same_ratio - 1
-    verdict = "holds" if low >= 0.995 else "FAILS" if high < 0.995 else "cannot tell"
-    print(
-        f"chronometer, {torch.cuda.get_device_name()}: speed with / without {ratio:.4f} "
-        f"+- {half:.4f} (resnet50, TF32, batch 64, {pairs} pairs); resolution (A/A) "
-        f"+- {resolution:.4f}; bound 0.995: {verdict}"
-    )
-    return verdict != "FAILS"
+    loop(Nothing(), 20)
+    without, other = (partial(loop, Nothing(), steps) for _ in range(2))
+
+    def marked():
+        return loop(Chronometer("cuda", Sink()), steps)
+
+    return _in_pairs("chronometer", without, marked, other, pairs, bound=0.995)
 
 
 def evidence_on_a_cpu(calls=20_000):
@@ -132,28 +146,12 @@ def evidence_on_a_cpu(calls=20_000):
 
 
 def evidence_on_a_gpu(pairs=20, steps=40):
-    """Time the loop with and without the permanent hooks on a GPU, in pairs A B B A ..."""
-    watched, free, other = (
-        _training_loop("cuda", "resnet50", 64, 224, watched=w) for w in (True, False, False)
-    )
-    for loop in (watched, free, other):
-        loop(Unmarked(), 20)
-    with_hooks, same = [], []
-    for i in range(pairs):
-        pair, null = [watched, free], [other, free]
-        times = [loop(Unmarked(), steps) for loop in (pair if i % 2 else pair[::-1])]
-        with_hooks.append(times[1] / times[0] if i % 2 else times[0] / times[1])
-        times = [loop(Unmarked(), steps) for loop in (null if i % 2 else null[::-1])]
-        same.append(times[1] / times[0] if i % 2 else times[0] / times[1])
-    ratio, low, high = stats.interval(with_hooks)
-    null, null_low, null_high = stats.interval(same)
-    verdict = "holds" if low >= 0.998 else "FAILS" if high < 0.998 else "cannot tell"
-    print(
-        f"evidence, {torch.cuda.get_device_name()}: speed with / without {ratio:.4f} ({low:.4f} to "
-        f"{high:.4f}; resnet50, TF32, batch 64, {pairs} pairs); A/A {null:.4f} ({null_low:.4f} to "
-        f"{null_high:.4f}); bound 0.998: {verdict}"
-    )
-    return verdict != "FAILS"
+    """Time the loop with and without the permanent hooks on a GPU."""
+    loops = [_training_loop("cuda", "resnet50", 64, 224, watched=w) for w in (False, True, False)]
+    for loop in loops:
+        loop(Nothing(), 20)
+    timed = [partial(loop, Nothing(), steps) for loop in loops]
+    return _in_pairs("evidence", *timed, pairs, bound=0.998)
 
 
 def profiler_outside_its_window(pairs=11):
@@ -172,7 +170,7 @@ def profiler_outside_its_window(pairs=11):
     job = series.submit(entries, Request(name="bench-profiler", time_max_s=3600))
     runs = dict(tqdm(series.as_they_end(job), total=len(entries), unit="run"))
     found = stats.compare(*([runs[f"{n}-{i}"] for i in range(pairs)] for n in ("off", "on")))
-    verdict = "holds" if found.low >= 0.998 else "FAILS" if found.high < 0.998 else "cannot tell"
+    verdict = judged(found.low, found.high, 0.998)
     print(
         f"profiler, {stats.summary(runs['on-0']).device_name}: speed outside its window / without "
         f"it {found.ratio:.4f} ({found.low:.4f} to {found.high:.4f}; {size}, {pairs} pairs); "
@@ -224,7 +222,7 @@ def _audit_holds(speeds, lost, hardware, size, bound):
     for name in ("looks", "audit"):
         ratios = [a / b for a, b in zip(speeds[name], speeds["off"], strict=True)]
         ratio, low, high = stats.interval(ratios)
-        verdict = "holds" if low >= bound else "FAILS" if high < bound else "cannot tell"
+        verdict = judged(low, high, bound)
         holds &= verdict != "FAILS"
         print(
             f"auditor ({name}), {hardware}: speed with / without {ratio:.4f} ({low:.4f} to "
@@ -253,7 +251,7 @@ def _solution_loop(solution, flags, steps):
 
     def train(count):
         for step in range(count):
-            trainer.train_step(step, training, images, labels, args, Unmarked())
+            trainer.train_step(step, training, images, labels, args, Nothing())
         if device.type != "cpu":
             torch.accelerator.synchronize()
 
@@ -281,18 +279,11 @@ def _solution_loop(solution, flags, steps):
     return loop
 
 
-class Unwritten:
-    """A log that keeps nothing."""
-
-    def __getattr__(self, name):
-        return lambda *_, **__: None
-
-
 def _watch(model, optimizer, criterion):
     training = SimpleNamespace(model=model, optimizer=optimizer, criterion=criterion)
     loader = torch.utils.data.DataLoader([0] * 8)
     args = SimpleNamespace(test=False, test_nsteps=1, epochs=1)
-    return evidence.watch(Unwritten(), training, loader, args)
+    return evidence.watch(Nothing(), training, loader, args)
 
 
 def _training_loop(device, model, batch, size, watched=False):
@@ -330,8 +321,8 @@ def _training_loop(device, model, batch, size, watched=False):
 
 def _step_seconds(device, model, batch, size):
     loop = _training_loop(device, model, batch, size)
-    loop(Unmarked(), 2)
-    return loop(Unmarked(), 5)
+    loop(Nothing(), 2)
+    return loop(Nothing(), 5)
 
 
 def reading_a_log(sizes=(100_000, 1_000_000)):

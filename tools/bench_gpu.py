@@ -8,19 +8,19 @@ its train.py) has none of these. The result is the ratio of the speeds, ours ove
 """
 
 import argparse
-import importlib.util
 import sys
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
+from bench import Nothing
 from torch._inductor import config as inductor
 
 from dlojz import course
 from dlojz.chapters.session import DTYPES
 from dlojz.runs import stats
-from dlojz.training import data
+from dlojz.training import data, imports
 from dlojz.training.chronometer import Chronometer
 from dlojz.watch import evidence
 
@@ -41,43 +41,21 @@ class Setting:
     goal: float = 1.00
 
 
+GRAPHS = {"mode": "reduce-overhead", "timms": "default", "goal": 1.02}
 SETTINGS = {
     "02 fp16": Setting("02", "fp16", channels_last=False),
     "02 bf16": Setting("02", "bf16", channels_last=False),
     "03 fp16": Setting("03", "fp16"),
     "03 bf16": Setting("03", "bf16"),
     "09 bf16": Setting("09", "bf16", mode="default", timms="default"),
-    "09 graphs": Setting("09", "bf16", mode="reduce-overhead", timms="default", goal=1.02),
-    "09 graphs fp16": Setting("09", "fp16", mode="reduce-overhead", timms="default", goal=1.02),
-    "09 tuned": Setting(
-        "09", "bf16", mode="reduce-overhead", timms="default", tuned=True, goal=1.02
-    ),
-    "09 tuned fp16": Setting(
-        "09", "fp16", mode="reduce-overhead", timms="default", tuned=True, goal=1.02
-    ),
+    "09 graphs": Setting("09", "bf16", **GRAPHS),
+    "09 graphs fp16": Setting("09", "fp16", **GRAPHS),
+    "09 tuned": Setting("09", "bf16", **GRAPHS, tuned=True),
+    "09 tuned fp16": Setting("09", "fp16", **GRAPHS, tuned=True),
     "09 autotune": Setting("09", "bf16", mode="max-autotune", timms="default", goal=1.02),
     "09 autotune fp16": Setting("09", "fp16", mode="max-autotune", timms="default", goal=1.02),
     "09 both graphs": Setting("09", "bf16", mode="reduce-overhead", timms="reduce-overhead"),
 }
-
-
-def _trainer(step):
-    spec = importlib.util.spec_from_file_location(f"solution_{step}", course.solution(step))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _arguments(trainer, flags):
-    sys.argv = ["dlojz.py", *flags.split()]
-    return trainer.parse_args()
-
-
-class Sink:
-    """A log that writes nothing."""
-
-    def __getattr__(self, name):
-        return lambda *_, **__: None
 
 
 def flags(setting: Setting, batch: int) -> str:
@@ -88,18 +66,24 @@ def flags(setting: Setting, batch: int) -> str:
     return f"{words} --compile {setting.mode}" if setting.mode else words
 
 
+def _parsed(setting, batch):
+    """Return our solution as a module, and its parsed flags."""
+    trainer = imports.from_file(course.solution(setting.step), f"solution_{setting.step}")
+    sys.argv = ["dlojz.py", *flags(setting, batch).split()]
+    return trainer, trainer.parse_args()
+
+
 def ours(setting, images, labels, batch):
     """Return a loop over the solution's own step, to be called with a number of steps."""
-    trainer = _trainer(setting.step)
-    args = _arguments(trainer, flags(setting, batch))
+    trainer, args = _parsed(setting, batch)
     trainer.set_numerics(args)
     device = torch.device("cuda")
     loader, _ = trainer.build_loaders(args)
     training = trainer.build_training(args, device, 1000, 100_000)
-    evidence.watch(Sink(), training, loader, args)
+    evidence.watch(Nothing(), training, loader, args)
     training.model.train()
 
-    chrono = Chronometer(device, Sink())
+    chrono = Chronometer(device, Nothing())
     chrono.start()
     chrono.next_iter()
 

@@ -14,7 +14,6 @@ it.
 """
 
 import argparse
-import importlib.util
 import statistics
 import sys
 from importlib.util import find_spec
@@ -28,19 +27,11 @@ from dlojz import course
 from dlojz.chapters import session
 from dlojz.machine import cpus
 from dlojz.runs import stats
+from dlojz.training import imports
 
 GOAL, DALI_GOAL, NVJPEG_GOAL = 1.6, 1.0, 3.0
 SIZE, BATCH = 224, 50
 PIL, OURS, DALI = "PIL, v1, float32", "torchvision, v2, uint8", "DALI, uint8"
-
-
-def experiment():
-    """Return dlojz/chapters/n05_dataloader/experiments/decoders.py as a module."""
-    path = course.experiment("decoders.py")
-    spec = importlib.util.spec_from_file_location("decoders", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def dali(jpegs):
@@ -127,7 +118,7 @@ def main():
     session.add_images(parser, 200)
     parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
-    decoders = experiment()
+    decoders = imports.from_file(course.experiment("decoders.py"), "decoders")
     torch.set_num_threads(1)
     jpegs = [bytearray(file.read_bytes()) for file in session.jpegs(args)]
     kilobytes = sum(map(len, jpegs)) / len(jpegs) / 1000

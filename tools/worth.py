@@ -72,16 +72,9 @@ def measured(model, args, left) -> dict | None:
     """Return the measurements of a model, from a new process; None if the time is over."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "worth.json"
-        program = (
-            sys.executable,
-            "-m",
-            "dlojz.chapters.n09b_modes.measuring",
-            "--measure",
-            "--mode",
-            args.mode,
-        )
-        trainer = (course.course_root() / TRAINER, "--model", model, *args.flags.split())
-        command = [*program, "--into", into, *trainer]
+        program = "dlojz.chapters.n09b_modes.measuring"
+        command = [sys.executable, "-m", program, "--measure", "--mode", args.mode, "--into", into]
+        command += [course.course_root() / TRAINER, "--model", model, *args.flags.split()]
         try:
             done = subprocess.run(command, timeout=left, stderr=subprocess.PIPE, text=True)
         except subprocess.TimeoutExpired:
