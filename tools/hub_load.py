@@ -31,13 +31,6 @@ KINDS = {  # the first of these words in a command decides
     "bin/jupyterhub": "hub",
 }
 SMALL = "--test --data synthetic --test-nsteps 8 --model shufflenet_v2_x0_5 --image-size 32 -b 8"
-FIRST_CELL = """
-from dlojz import presets, runs
-from dlojz.figures import report
-from dlojz.check import check
-from dlojz.launch import latest, submit
-from dlojz.widgets import answer, monitor, predict, quiz, score
-"""
 CHECK = """
 job = submit("solutions/dlojz_01_gpu.py {flags}")
 job.wait()
@@ -229,8 +222,10 @@ def crowd(args) -> int:
 
 
 def _begun(trainee, within):
+    notebook = json.loads((course.course_root() / "notebooks" / "01_gpu.ipynb").read_text())
+    first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
     kernel = trainee.kernel(within)
-    kernel(FIRST_CELL)
+    kernel("".join(first["source"]))
     return kernel
 
 
