@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import matplotlib as mpl
 import numpy as np
 import pytest
-import record
+import recordings
 import torch
 from claims import claims
 from logs import with_cases
@@ -458,8 +458,8 @@ def test_what_changes_the_images_is_recorded_for_05_and_the_batch_for_06(experim
     batches = {v.title for v in others if "-b " in v.flags and not v.shared}
     shared = {v.title for v in others if v.shared}
     for names, titles in (
-        *((record.IMAGES_05, images), (record.BATCHES_06, batches)),
-        (record.PROCESSES_06, shared),
+        *((recordings.IMAGES_05, images), (recordings.BATCHES_06, batches)),
+        (recordings.PROCESSES_06, shared),
     ):
         assert {experiment.VARIANTS[name].title for name in names.split()} == titles
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import record
+import recordings
 
 from dlojz import course
 from dlojz.figures import report
 from dlojz.traces import trace
 
 REPOSITORY = Path(__file__).parent.parent
-FAULTS = record.at("faults.py")
+FAULTS = recordings.at("faults.py")
 
 
 @pytest.mark.parametrize("step", record.RECORDINGS)

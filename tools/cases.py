@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import record
+import recordings
 from tqdm import tqdm
 
 from dlojz import course
@@ -94,7 +95,7 @@ def command(case: dict) -> str:
     """Return the command of a case."""
     stack = " --stack" if case["functions"] else ""
     return (
-        f"{record.at('faults.py')} {SIZES[case['model']]} --steps 1 --timed 6 "
+        f"{recordings.at('faults.py')} {SIZES[case['model']]} --steps 1 --timed 6 "
         f"--fault {case['fault']} --strength {case['strength']}{stack}"
     )
 
