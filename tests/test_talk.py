@@ -1,6 +1,7 @@
 """The talk track: for each notebook three questions of the room, each with an answer."""
 
 import re
+from functools import cache
 
 import nbformat
 import pytest
@@ -33,18 +34,15 @@ def questions():
     return [(name, question, answer) for name in found for question, answer in found[name]]
 
 
-def taught(notebook):
-    """All text up to a notebook and its second parts: notebooks, quizzes and answers."""
-    number = notebook[:2]
+@cache
+def taught(number):
+    """The figures up to a notebook and its second parts: notebooks, quizzes and answers."""
     books = [path for path in SOLVED if path.stem[:2] <= number]
-    cells = [cell.source for path in books for cell in nbformat.read(path, as_version=4).cells]
-    tables = [
-        path.read_text()
-        for kind in ("quizzes", "answers")
-        for path in (ROOT / "dlojz" / "widgets" / kind).glob("*.toml")
-        if path.stem <= number
-    ]
-    return "\n".join(cells + tables)
+    texts = [cell.source for path in books for cell in nbformat.read(path, as_version=4).cells]
+    for name in ("quiz.toml", "answers.toml"):
+        files = (ROOT / "dlojz" / "chapters").glob(f"*/{name}")
+        texts += [file.read_text() for file in files if file.parent.name[1:3] <= number]
+    return {*FIGURE.findall("\n".join(texts))}
 
 
 def without_source(notebook, answer):
@@ -53,8 +51,7 @@ def without_source(notebook, answer):
         return []
     prose = re.sub(r"`[^`]*`", "", answer)
     prose = re.sub(r"\b0\d\b|\b0\db\b|\b11b?\b|torch 2\.\d+", "", prose)  # of notebooks, versions
-    known = set(FIGURE.findall(taught(notebook)))
-    return [figure for figure in FIGURE.findall(prose) if figure not in known]
+    return [figure for figure in FIGURE.findall(prose) if figure not in taught(notebook[:2])]
 
 
 def test_each_notebook_has_three_questions():
