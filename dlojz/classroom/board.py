@@ -149,21 +149,12 @@ def notes(found: Classroom) -> str:
     count, waits = len(found.members), len(standing.jobs(found))
     told = [f"{count} trainee{'s' * (count != 1)}, {waits} job{'s' * (waits != 1)} waiting"]
     told += [f"skipped: {n} ({why})" for why, n in sorted(found.skipped.items())]
-    told += _clocks([member for member in found.members if member.ahead])
+    if clocks := [f"{m.name} by {m.ahead / 60:+.0f} min" for m in found.members if m.ahead]:
+        more = ", ..." * (len(clocks) > NAMED)
+        told.append(f"clocks differ, and times are corrected: {', '.join(clocks[:NAMED])}{more}")
     if found.left_out:
         told.append(f"{found.left_out} entries left out: unknown here, or not well-formed")
     return "; ".join(told)
-
-
-def _clocks(differ):
-    """Return a sentence for each of the first clocks that differ, and one for the others."""
-    said = [
-        f"the clock of {m.name} is {_minutes(abs(m.ahead))} {'ahead' if m.ahead > 0 else 'behind'}"
-        for m in differ[:NAMED]
-    ]
-    if len(differ) > NAMED:
-        said.append(f"{len(differ) - NAMED} other clocks differ, too")
-    return [*said, "their times are corrected"] if differ else []
 
 
 def to_dict(found: Classroom) -> dict:
