@@ -9,7 +9,7 @@ solutions/syllabi.toml says what is taught on which day, and a notebook's card h
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import time
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from dlojz.course import UserError
 from dlojz.table import Table
 
 KINDS = ("talk", "work", "break")  # besides notebooks
-ABOUT = {"begin": str, "end": str, "teaching_minutes": int}  # what holds for each day
+ABOUT = {"begin": time, "end": time, "teaching_minutes": int}  # what holds for each day
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ def read(path: Path | None = None) -> dict[int, list[Day]]:
         found = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: can't be read as TOML: {error}") from None
-    about = [found.pop(key, None) for key in ABOUT]
+    begin, end, most = about = [found.pop(key, None) for key in ABOUT]
     if [type(value) for value in about] != [*ABOUT.values()]:
-        raise UserError(f'{path}: expected {", ".join(ABOUT)}, as in begin = "09:00"')
-    hours, most = [_minutes_of(path, text) for text in about[:2]], about[2]
+        raise UserError(f"{path}: expected {', '.join(ABOUT)}, as in begin = 09:00:00")
+    hours = [60 * at.hour + at.minute for at in (begin, end)]
     syllabi = {}
     for number, tables in found.items():
         if not isinstance(tables, list):
@@ -86,14 +86,6 @@ def read(path: Path | None = None) -> dict[int, list[Day]]:
             raise UserError(f"{path}: there are {len(tables)} days [[{number}]]: expected {number}")
         syllabi[int(number)] = [_day(path, number, table, *hours, most) for table in tables]
     return syllabi
-
-
-def _minutes_of(path, text):
-    try:
-        at = datetime.strptime(text, "%H:%M")
-    except ValueError:
-        raise UserError(f"{path}: {text!r} is not a time: expected one such as 09:00") from None
-    return 60 * at.hour + at.minute
 
 
 def _day(path, number, table, *about):
@@ -170,8 +162,8 @@ def _needed(name):
 def timetable(day: Day) -> Table:
     """Return the parts of a day: begin, duration and name."""
     rows = [
-        (_clock(time), f"{part.minutes} min", part.kind, _said(part))
-        for time, part in zip(day.times, day.parts, strict=False)
+        (_clock(at), f"{part.minutes} min", part.kind, _said(part))
+        for at, part in zip(day.times, day.parts, strict=False)
     ]
     left = day.most - day.teaching
     rows.append((_clock(day.times[-1]), f"{left} min", "", "left for questions"))
