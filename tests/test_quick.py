@@ -1,7 +1,6 @@
 """Which tests `make quick` runs for what was changed."""
 
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 import quick
@@ -56,39 +55,6 @@ def test_an_answer_has_the_tests_of_its_step():
     assert [quick.STEP.match(path)[1] for path in paths] == ["02_amp"] * 4
     others = ("dlojz/chapters/n02_amp/quiz.toml", "dlojz/runs/stats.py")
     assert not any(map(quick.STEP.match, others))
-
-
-def item(file, name, slow=False):
-    mark = {"slow": slow}.get
-    path = SimpleNamespace(name=file)
-    return SimpleNamespace(path=path, nodeid=f"tests/{file}::{name}", get_closest_marker=mark)
-
-
-def test_slow_tests_are_left_out_and_named_except_those_of_the_step():
-    fast, slow = item("test_stats.py", "a"), item("test_stats.py", "b", slow=True)
-    mine = item("test_wrong.py", "c[02_amp]", slow=True)
-    others = item("test_wrong.py", "c[03_channels_last]", slow=True)
-    minute, items, left = (
-        quick.Minute(["test_stats.py"], {"02_amp"}),
-        [mine, others, slow, fast],
-        [],
-    )
-    config = SimpleNamespace(
-        hook=SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
-    )
-    minute.pytest_collection_modifyitems(config, items)
-    assert items == [fast, mine]
-    assert left == [others, slow]
-    assert minute.slow == {"test_stats.py"}
-
-
-def test_after_the_minute_no_test_begins(monkeypatch):
-    minute = quick.Minute([], ())
-    minute.pytest_runtest_setup(item("test_stats.py", "a"))
-    monkeypatch.setattr(minute, "begin", minute.begin - quick.ENOUGH_S)
-    with pytest.raises(pytest.skip.Exception, match="45 s are over"):
-        minute.pytest_runtest_setup(item("test_stats.py", "a"))
-    assert minute.late == {"test_stats.py"}
 
 
 def test_changed_is_what_the_branch_did_what_is_not_committed_and_what_is_new(

@@ -17,12 +17,12 @@ REPOSITORY = Path(__file__).parent.parent
 FAULTS = recordings.at("faults.py")
 
 
-@pytest.mark.parametrize("step", record.RECORDINGS)
-def test_a_recording_is_made_by_a_file_that_is_there(step):
-    for name, command in record.RECORDINGS[step].items():
-        assert name.startswith(f"{step}-") or (step == "cpu" and "-cpu-" in name)
-        trainer = command.removeprefix(record.variables(command)).split()[0]
-        assert (REPOSITORY / trainer).exists(), command
+def test_a_recording_is_made_by_a_file_that_is_there():
+    for step, commands in record.RECORDINGS.items():
+        for name, command in commands.items():
+            assert name.startswith(f"{step}-") or (step == "cpu" and "-cpu-" in name)
+            trainer = command.removeprefix(record.variables(command)).split()[0]
+            assert (REPOSITORY / trainer).exists(), command
 
 
 def test_a_log_is_kept_without_its_machine():
@@ -70,19 +70,6 @@ def test_a_kept_trace_has_what_is_read_of_it_and_no_more():
     assert kept(times | {"cat": "python_function", "name": trace.GARBAGE})
     assert not kept(times | {"cat": "python_function", "name": torchs})
     assert not kept({"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1})
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("01-resnet50-b0008", "01-resnet50-b0008.jsonl"),
-        ("06-resnet50-x4-1", "06-resnet50-x4-1"),
-        ("04-trace-fault-item", "04-trace-fault-item"),
-        ("04-trace-fault-straggler-x2", "04-trace-fault-straggler-x2"),
-    ],
-)
-def test_where_a_recording_is_kept(tmp_path, name, expected):
-    assert record.place(tmp_path, name) == tmp_path / expected
 
 
 def test_a_trace_is_recorded_with_its_log(tmp_path, course_folder):

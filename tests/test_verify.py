@@ -72,22 +72,16 @@ def test_on_a_gpu_the_notebooks_batch_comes_first_and_small_ones_after_it():
     assert first.flags.count("--model") == 1
 
 
-def test_on_a_gpu_only_those_wrong_answers_are_judged_whose_hint_depends_on_it():
+def test_on_a_gpu_those_wrong_answers_are_judged_whose_hint_depends_on_it():
     steps = list(verify.exercise.STEPS)
-    everywhere = {(c.step, c.name) for c in verify.wrong_answers(steps, False, HERE)}
-    there = {(c.step, c.name) for c in verify.wrong_answers(steps, True, HERE)}
+    here, there = (
+        {(c.step, c.name): c.expected for c in verify.wrong_answers(steps, on_gpu, HERE)}
+        for on_gpu in (False, True)
+    )
     assert ("01_gpu", "model-left-behind") in there
-    assert ("05_dataloader", "no-mode") in everywhere - there
-
-
-def test_an_answer_may_have_another_hint_on_a_gpu():
-    hints = [
-        case.expected
-        for on_gpu in (True, False)
-        for case in verify.wrong_answers(["09_compile"], on_gpu, HERE)
-        if case.name == "mode-overwritten"
-    ]
-    assert hints == ["not-asked", "default"]
+    assert ("05_dataloader", "no-mode") in here.keys() - there.keys()
+    overwritten = ("09_compile", "mode-overwritten")
+    assert (here[overwritten], there[overwritten]) == ("default", "not-asked")
 
 
 @pytest.mark.parametrize(
