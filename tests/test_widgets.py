@@ -25,8 +25,6 @@ from dlojz.widgets.queue import COLUMNS
 from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent
-
-
 INKS = {"good": table.GOOD_INK, "bad": table.BAD_INK, "quiet": table.QUIET_INK}
 LAB_THEMES = Path(sys.prefix) / "share" / "jupyter" / "lab" / "themes" / "@jupyterlab"
 THEMES = {p.name.split("-")[1]: p / "index.css" for p in LAB_THEMES.glob("theme-*")}
@@ -79,34 +77,25 @@ def test_code_is_set_as_code_and_nothing_else_is_marked():
     assert [text for text in plain if re.search(r"\w\(|\btorch\.\w|\*", text)] == []
 
 
-def test_an_answer_is_explained_and_kept(shown):
+def test_an_answer_is_explained_kept_and_shown_again(shown):
+    """As when the notebook is opened again, and the cell is run."""
     answers, right = QUIZZES["gpu-timer"].answers, QUIZZES["gpu-timer"].right
     widgets.quiz("gpu-timer")
-    _, choice, verdict = shown[0].children
-    choice.value = choice.options[0]
-    assert "Not quite." in verdict.value
-    assert answers[0].why in verdict.value
-    assert answers[right].why not in verdict.value, "the reason would give it away"
-    choice.value = choice.options[right]
-    assert "Yes." in verdict.value
-    assert answers[right].why in verdict.value
-    assert [e["value"] for e in progress.load()["quizzes"]["gpu-timer"]] == [0, right]
-
-
-def test_a_quiz_shows_the_answer_that_was_kept(shown):
-    """As when the notebook is opened again, and the cell is run."""
-    widgets.quiz("gpu-timer")
     assert "- " in repr(shown[0]), "text where there are no widgets"
-    first = shown[0].children[1]
-    for given in (0, QUIZZES["gpu-timer"].right):
+    for given, word in ((0, "Not quite."), (right, "Yes.")):
+        first = shown[0].children[1]
         first.value = first.options[given]
         widgets.quiz("gpu-timer")
-        _, choice, verdict = shown[-1].children
-        assert choice.value == choice.options[given]
-        assert ("Yes." in verdict.value) == (given == QUIZZES["gpu-timer"].right)
+        for box in (shown[0], shown[-1]):
+            _, choice, verdict = box.children
+            assert choice.value == choice.options[given]
+            assert word in verdict.value
+            assert answers[given].why in verdict.value
+            assert (answers[right].why in verdict.value) == (given == right), "nor given away"
         assert f"x {choice.options[given]}" in repr(shown[-1])
-        assert QUIZZES["gpu-timer"].answers[given].why in repr(shown[-1])
-    assert len(progress.load()["quizzes"]["gpu-timer"]) == 2, "to show is not to answer"
+        assert answers[given].why in repr(shown[-1])
+    kept = [entry["value"] for entry in progress.load()["quizzes"]["gpu-timer"]]
+    assert kept == [0, right], "to show is not to answer"
 
 
 def test_an_answer_that_the_quiz_no_longer_has_is_not_shown(shown):
@@ -115,11 +104,11 @@ def test_an_answer_that_the_quiz_no_longer_has_is_not_shown(shown):
     assert shown[0].children[1].value is None
 
 
-def test_an_answer_appears_once_the_trainee_has_typed_one(shown):
+def test_an_answer_appears_once_the_trainee_has_typed_one_and_is_shown_again(shown):
     key = "00 what if"
     widgets.answer(key)
     label, typed, button, other = shown[0].children
-    assert label.value == "<b>What if</b>"
+    assert (label.value, other.value) == ("<b>What if</b>", "")
     typed.value = "  "
     button.click()
     assert "Type yours first" in other.value
@@ -128,27 +117,11 @@ def test_an_answer_appears_once_the_trainee_has_typed_one(shown):
     assert ANSWERS[key] not in other.value, "to type is not to be done"
     button.click()
     assert ANSWERS[key] in other.value
-    assert progress.last("answers", key) == "about 1 %"
-
-
-def test_an_answer_that_was_typed_is_shown_again(shown):
-    """As when the notebook is opened again, and the cell is run."""
-    key = "00 what if"
-    widgets.answer(key)
-    assert shown[0].children[3].value == "", "nothing was typed yet"
-    progress.keep("answers", key, "about 1 %")
-    widgets.answer(key)
+    widgets.answer(key)  # as when the notebook is opened again, and the cell is run
     _, typed, _, other = shown[1].children
     assert (typed.value, ANSWERS[key] in other.value) == ("about 1 %", True)
+    assert repr(shown[1]) == f"What if\nYour answer: about 1 %\nAn answer: {ANSWERS[key]}"
     assert len(progress.load()["answers"][key]) == 1, "to show is not to answer"
-
-
-def test_without_widgets_both_answers_are_text(shown):
-    progress.keep("answers", "00 what if", "about 1 %")
-    widgets.answer("00 what if")
-    assert repr(shown[0]) == (
-        f"What if\nYour answer: about 1 %\nAn answer: {ANSWERS['00 what if']}"
-    )
 
 
 @pytest.mark.parametrize(
@@ -159,36 +132,27 @@ def test_an_unknown_question_names_the_others(ask, first):
         ask("nothing")
 
 
-def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
+def test_a_mystery_is_judged_with_hints_that_say_more_and_shown_again(shown, course_folder):
     (course_folder / "reference").symlink_to(REPOSITORY / "reference")
     mysteries.accuse("H")
-    choice, verdict = shown[0].children
-    assert [key for _, key in choice.options] == [None, *mysteries.ANSWERS]
-    assert choice.label == "what is wrong?"
-    choice.value = "print"
-    assert "Not quite" in verdict.value
-    assert mysteries.LOOK["one-worker"] in verdict.value
-    choice.value = "item"
-    assert "The evidence: " in verdict.value
-    choice.value = "one-worker"
-    assert "Yes:" in verdict.value
-    assert "next batch" in verdict.value
-    assert mysteries.answers("H") == ["print", "item", "one-worker"]
-
-
-def test_a_mystery_shows_the_answer_that_was_kept(shown, course_folder):
-    """As when the notebook is opened again, and the cell is run."""
-    (course_folder / "reference").symlink_to(REPOSITORY / "reference")
-    mysteries.accuse("H")
+    first, _ = shown[0].children
+    assert [key for _, key in first.options] == [None, *mysteries.ANSWERS]
+    assert first.label == "what is wrong?"
     assert repr(shown[0]).startswith("H: what is wrong? "), "text where there are no widgets"
-    for given, word in (("print", "Not quite."), ("one-worker", "Yes:")):
-        shown[0].children[0].value = given
+    for given, word, hint in (
+        ("print", "Not quite.", mysteries.LOOK["one-worker"]),
+        ("item", "Not quite.", "The evidence: "),
+        ("one-worker", "Yes:", "next batch"),
+    ):
+        first.value = given
         mysteries.accuse("H")
-        choice, verdict = shown[-1].children
-        assert choice.value == given
-        assert word in verdict.value
+        for box in (shown[0], shown[-1]):
+            choice, verdict = box.children
+            assert choice.value == given
+            assert word in verdict.value
+        assert hint in shown[0].children[1].value
         assert f"H: {mysteries.ANSWERS[given]}. {word}" in repr(shown[-1])
-    assert mysteries.answers("H") == ["print", "one-worker"], "to show is not to answer"
+    assert mysteries.answers("H") == ["print", "item", "one-worker"], "to show is not to answer"
 
 
 def test_a_prediction_is_scored(course_folder, tmp_path, capsys):
@@ -211,10 +175,14 @@ def test_a_prediction_of_a_ratio_is_scored(course_folder, capsys):
     assert repr(unknown) == "ratio: predicted 1.5, estimated -: not estimated"
 
 
-def test_a_prediction_of_a_gain_is_scored_with_two_runs(course_folder, tmp_path):
-    window = {"first_step": 3, "steps": 7, "wall_s": 1.4, "others_cpu": 0.92}
+def disturbed(path, wall_s):
+    window = {"first_step": 3, "steps": 7, "wall_s": wall_s, "others_cpu": 0.92}
     start = {"schema": 2, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": {}}
-    slow = write_log(tmp_path / "slow.jsonl", window=window, start=start)
+    return write_log(path, window=window, start=start)
+
+
+def test_a_prediction_of_a_gain_is_scored_with_two_runs(course_folder, tmp_path):
+    slow = disturbed(tmp_path / "slow.jsonl", 1.4)
     fast = write_log(tmp_path / "fast.jsonl")
     widgets.predict("c", ratio=2)
     text = repr(widgets.score_gain("c", slow, fast))
@@ -259,11 +227,9 @@ def test_all_that_is_wrong_with_a_prediction_is_told_in_one_line(course_folder, 
 
 
 def test_the_score_names_what_disturbed_the_run(course_folder, tmp_path):
-    start = {"schema": 2, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": {}}
-    window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": 0.92}
-    run = write_log(tmp_path / "r.jsonl", start=start, window=window)
     widgets.predict("b", images_per_s=300)
-    for text in (repr(widgets.score("b", run)), widgets.score("b", run)._repr_html_()):
+    found = widgets.score("b", disturbed(tmp_path / "r.jsonl", 0.7))
+    for text in (repr(found), found._repr_html_()):
         assert "disturbed: others kept 0.9 of 2 CPUs busy: repeat it" in text
 
 
