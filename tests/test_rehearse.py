@@ -68,14 +68,6 @@ def test_a_second_part_has_the_names_of_the_first(notebook):
     assert [cell["error"] for cell in found["cells"]] == [None, None]
 
 
-def test_a_cell_that_takes_too_long_is_given_up(notebook):
-    path = notebook("import time; time.sleep(60)")
-    start = time.monotonic()
-    found = rehearse.rehearsed(path, end=start + 6)  # of which a busy machine's kernel takes some
-    assert time.monotonic() - start < 30
-    assert "were not enough" in found["cells"][-1]["error"]
-
-
 def test_it_is_noted_on_what_the_jobs_ran(notebook, monkeypatch):
     path = notebook("x = 1")
     assert "CPU cores (" in noted(path)["on"], "without a job it is this machine"
@@ -142,13 +134,16 @@ def test_the_command_rehearses_and_says_where_to_look(notebook, capsys):
     assert str(rehearse.folder()) in out
 
 
-def test_a_rehearsal_that_has_no_time_left_says_how_to_go_on(notebook, capsys):
+def test_a_rehearsal_that_has_no_time_left_gives_up_and_says_how_to_go_on(notebook, capsys):
     notebook("import time; time.sleep(60)")
     notebook("x = 1", name="91_next")
-    assert cli.main(["rehearse", "90", "91", "--minutes", "0.05"]) == 1
+    start = time.monotonic()
+    # Of 6 seconds a busy machine's kernel takes some.
+    assert cli.main(["rehearse", "90", "91", "--minutes", "0.1"]) == 1
+    assert time.monotonic() - start < 30
     out = capsys.readouterr().out
+    assert "s were not enough: --from 1" in out
     assert "go on with: dlojz rehearse 91" in out
-    assert "90_small" in out
 
 
 @pytest.mark.parametrize(
