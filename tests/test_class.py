@@ -763,15 +763,13 @@ def test_a_hundred_trainees_with_fifty_runs_each_are_read_in_a_second(folder):
     done += [entry("scores", "01 gpu", i, **score(3, 4)) for i in range(50)]
     for number in range(100):
         put(folder, f"n{number}", number, done, runs)
-    best = 9.0
-    for _ in range(3):  # the machine may be busy with something else
-        start = time.perf_counter()
-        found = board.open_class(folder)
-        told = board.to_dict(found)
-        best = min(best, time.perf_counter() - start)
+    start = time.process_time()  # the machine may be busy with something else
+    found = board.open_class(folder)
+    told = board.to_dict(found)
+    seconds = time.process_time() - start
     assert len(told["overview"]) == len(found.members) == 100
     assert sum(len(m.runs) for m in found.members) == 5000
-    assert best < 1.0
+    assert seconds < 1
 
 
 # The board itself --------------------------------------------------------------------------------

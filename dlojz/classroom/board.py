@@ -6,7 +6,7 @@ It reads what trainees share (see `dlojz.classroom`), under their pseudonyms.
 """
 
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,19 +64,22 @@ def open_class(folder: str | Path | None) -> Classroom:
 
 def overview(found: Classroom) -> Table:
     """Return a table of the trainees: where each is, and since when."""
-    known = {word: standing.jobs(found, state) for word, state in JOBS.items()}
-    rows = [_member_row(found, member, known) for member in found.members]
+    ages = defaultdict(list)
+    for word, state in JOBS.items():
+        for member, age in standing.jobs(found, state):
+            ages[member.name, word].append(age)
+    rows = [_member_row(found, member, ages) for member in found.members]
     head = ("trainee", "notebook", "last did", "passed", "seen", "jobs")
     return Table(head, rows, "<<<>><", NOBODY)
 
 
-def _member_row(found, member, jobs):
+def _member_row(found, member, ages):
     last = member.entries[-1] if member.entries else None
     where = (last.notebook, standing.WORDS[last.kind]) if last else ("", "")
     passed = len(standing.passed(member))
-    ages = {word: [age for m, age in known if m is member] for word, known in jobs.items()}
-    own = ", ".join(f"{len(a)} {word} {_minutes(a[0])}" for word, a in ages.items() if a)
-    return (member.name, *where, str(passed), _ago(found.time - member.time), own)
+    jobs = [(word, own) for word in JOBS if (own := ages.get((member.name, word)))]
+    said = ", ".join(f"{len(own)} {word} {_minutes(own[0])}" for word, own in jobs)
+    return (member.name, *where, str(passed), _ago(found.time - member.time), said)
 
 
 def failing(found: Classroom, nudges: Mapping[tuple[str, str], str] | None = None) -> Table:

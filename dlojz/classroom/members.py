@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from dlojz.classroom import summary
@@ -96,7 +97,7 @@ def _files(folder, skipped) -> list[os.DirEntry]:
 
     In turns: each owner's newest comes first, so that nobody's thousand files hide another's.
     """
-    found, turns, size = {}, Counter(), 0
+    found = {}
     for file in os.scandir(folder):
         why = "not a shared file" if not SHARED.fullmatch(file.name) else _unfit(file)
         if not why and found.setdefault(file.inode(), file) is not file:
@@ -104,13 +105,11 @@ def _files(folder, skipped) -> list[os.DirEntry]:
         if why and not file.name.startswith("."):
             skipped[why] += 1
     about = [(file.stat(follow_symlinks=False), file) for file in found.values()]
-    ranked = []
-    for info, file in sorted(about, key=lambda pair: -pair[0].st_mtime):
-        turns[info.st_uid] += 1
-        ranked.append((turns[info.st_uid], info.st_size, file))
-    ranked.sort(key=lambda row: row[0])
-    fits = [file for _, bytes_, file in ranked[:MOST] if (size := size + bytes_) <= MOST_BYTES]
-    skipped["too many files"] = len(ranked) - len(fits)
+    about.sort(key=lambda pair: -pair[0].st_mtime)
+    turns, size = defaultdict(count), 0
+    about.sort(key=lambda pair: next(turns[pair[0].st_uid]))
+    fits = [f for info, f in about[:MOST] if (size := size + info.st_size) <= MOST_BYTES]
+    skipped["too many files"] = len(about) - len(fits)
     return fits
 
 

@@ -38,8 +38,7 @@ class Consent:
     inode: int = 0  # of the folder: another one may be in its place; 0 if it is not known
 
     def __post_init__(self):
-        fits = all(isinstance(text, str) for text in (self.folder, self.pseudonym, self.file))
-        if not (fits and members.SHARED.fullmatch(self.file) and Path(self.folder).is_absolute()):
+        if not (members.SHARED.fullmatch(self.file) and Path(self.folder).is_absolute()):
             raise ValueError("it names no shared file")
 
     @property

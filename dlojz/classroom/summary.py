@@ -72,6 +72,12 @@ RUN = {
     "state": STATES.__contains__,
     **dict.fromkeys(("submitted", "started", "ended"), _or_none(_is_time)),
 }
+FILE = {
+    "schema": [SCHEMA].__contains__,
+    "as": lambda value: isinstance(value, str) and bool(PSEUDONYM.fullmatch(value)),
+    "time": _is_time,
+    **dict.fromkeys(("entries", "runs"), lambda value: isinstance(value, list)),
+}
 
 
 def seconds(time: str) -> float | None:
@@ -118,7 +124,8 @@ def of(kept: dict, jobs: Iterable[tuple[float | None, dict]], pseudonym: str) ->
     ]
     entries.sort(key=lambda entry: seconds(entry["time"]))
     runs = [made for job in jobs if (made := run_of(_run(*job)))]
-    head = {"schema": SCHEMA, "as": pseudonym, "time": _time_text(datetime.now(UTC))}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    head = {"schema": SCHEMA, "as": pseudonym, "time": now}
     return head | {"entries": entries[-MOST:], "runs": runs[-MOST:]}
 
 
@@ -160,14 +167,12 @@ _FACTS = {  # for each kind, what to take from an entry of progress.json
 
 
 def _run(submitted, status):
-    times = {"submitted": submitted, "started": status.get("started"), "ended": status.get("ended")}
-    return {"state": status.get("state")} | {
-        name: at and _time_text(datetime.fromtimestamp(at, UTC)) for name, at in times.items()
+    found = status | {"submitted": submitted}
+    times = {name: found.get(name) for name in ("submitted", "started", "ended")}
+    return {"state": found["state"]} | {
+        name: at and datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+        for name, at in times.items()
     }
-
-
-def _time_text(time):
-    return time.isoformat(timespec="seconds")
 
 
 # What an instructor reads ------------------------------------------------------------------------
@@ -175,17 +180,10 @@ def _time_text(time):
 
 def parse(content: bytes) -> tuple[dict, int]:
     """Return a summary, and how many of its entries and runs were left out. Raises ValueError."""
-    found = table_of(content)
-    if found.get("schema") != SCHEMA:
-        raise ValueError(f"no summary of schema {SCHEMA}")
-    if not isinstance(found.get("as"), str) or not PSEUDONYM.fullmatch(found["as"]):
-        raise ValueError("no pseudonym")
-    entries, runs = found.get("entries"), found.get("runs")
-    if not (isinstance(entries, list) and isinstance(runs, list) and _is_time(found.get("time"))):
-        raise ValueError("no lists, or no time")
-    known = {
-        "entries": [made for row in entries[-MOST:] if (made := entry_of(row))],
-        "runs": [made for row in runs[-MOST:] if (made := run_of(row))],
-    }
-    left_out = len(entries) + len(runs) - sum(map(len, known.values()))
-    return {name: found[name] for name in ("schema", "as", "time")} | known, left_out
+    found = _fitting(table_of(content), FILE)
+    if found is None:
+        raise ValueError("not a summary")
+    entries = [made for row in found["entries"][-MOST:] if (made := entry_of(row))]
+    runs = [made for row in found["runs"][-MOST:] if (made := run_of(row))]
+    left_out = len(found["entries"]) + len(found["runs"]) - len(entries) - len(runs)
+    return found | {"entries": entries, "runs": runs}, left_out
