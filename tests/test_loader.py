@@ -6,12 +6,11 @@ import sys
 
 import pytest
 from logs import write_log
-from programs import experiment_file
+from programs import experiment_file, load
 
 from dlojz.chapters.n05_dataloader import figures, spy
 from dlojz.runs import log
 
-EXPERIMENT = experiment_file("loader_profile.py")
 WORKER = "<module> (a.py);_worker_loop (torch/utils/data/_utils/worker.py:250)"
 STACKS = f"""\
 {WORKER};fetch (fetch.py:1);convert (PIL/Image.py:2);load (PIL/ImageFile.py:3) 60
@@ -35,11 +34,6 @@ def made_up(monkeypatch, tmp_path):
         monkeypatch.setattr(spy, "program", lambda: str(program))
 
     return make
-
-
-def run(train, images, folder):
-    train(EXPERIMENT, folder, "--data", images, "--image-size", 32, "--batches", 2)
-    return log.read(folder).cases
 
 
 def recorded(path, **outside):
@@ -130,18 +124,24 @@ def test_another_run_is_no_profile_of_a_loader(tmp_path):
 
 def test_the_loader_is_seen_from_inside_and_from_outside(train, images, tmp_path, made_up):
     made_up(f"open(output, 'w').write({STACKS!r})")
-    seen = run(train, images, tmp_path / "run")
+    flags = ("--data", images, "--image-size", 32, "--batches", 2)
+    train(experiment_file("loader_profile.py"), tmp_path / "run", *flags)
+    seen = log.read(tmp_path / "run").cases
     assert seen["cProfile"]["images"] == 64
     assert any("ImagingDecoder" in name for name, _, _ in seen["cProfile"]["functions"])
     assert [count for _, count in seen["py-spy"]["seen"]] == [60, 35]
 
 
-@pytest.mark.parametrize("line", ["sys.exit('Permission denied')", "open(output, 'w').write('')"])
-def test_a_py_spy_that_sees_nothing_says_why(train, images, tmp_path, made_up, line):
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("sys.exit('Permission denied')", "may not look"), ("open(output, 'w')", "saw nothing")],
+)
+def test_a_py_spy_that_sees_nothing_says_why(tmp_path, made_up, line, said):
     made_up(line)
-    assert "py-spy" in run(train, images, tmp_path / "run")["py-spy"]["trouble"]
+    assert said in load("loader_profile").outside(tmp_path / "stacks.txt")["trouble"]
 
 
-def test_a_missing_py_spy_is_told(train, images, tmp_path, monkeypatch):
+def test_a_missing_py_spy_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(spy, "program", lambda: None)
-    assert run(train, images, tmp_path / "run")["py-spy"]["trouble"] == spy.missing()
+    found = load("loader_profile").outside(tmp_path / "stacks.txt")
+    assert found == {"trouble": spy.missing()}
