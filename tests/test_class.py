@@ -103,7 +103,7 @@ def test_nothing_is_shared_by_default(folder, course_folder):
 
 
 def test_a_kept_change_is_shared_and_readable_as_it_was_kept(sharing, folder, monkeypatch):
-    clock = (datetime(2026, 3, 2, 10, minute, tzinfo=UTC) for minute in range(60))
+    clock = (datetime.now(UTC) - timedelta(minutes=minutes) for minutes in range(60, 0, -1))
     monkeypatch.setattr(progress, "now", lambda: next(clock))
     progress.keep("quizzes", "gpu-where", 1, right=False)
     progress.keep("predictions", "01 gpu", {"step_ms": 90, "images_per_s": None})
@@ -131,8 +131,10 @@ def test_no_code_path_or_word_of_a_trainee_leaves(sharing, folder):
     progress.keep("verdicts", "01_gpu", pupils.verdict(False, "metrics") | {"notes": [*SECRETS]})
     progress.keep("verdicts", "01_gpu", pupil)
     progress.keep("predictions", "/home/jdupont/secret.py", {"step_ms": 3})
-    progress.keep("predictions", "02 amp", {"step_ms": "/home/jdupont"})
+    progress.keep("scores", "01 gpu", [score(3, 3, how="/home/jdupont")])
     progress.keep("answers", "01 what if", "about 3 %, as jdupont says")
+    assert '"key": "01 what if"' in sharing.path.read_text()
+    progress.keep("predictions", "02 amp", {"step_ms": "/home/jdupont"})
     shared = sharing.path.read_text()
     assert '"hint": "metrics"' in shared
     assert not [secret for secret in SECRETS if secret in shared]

@@ -27,6 +27,7 @@ PSEUDONYM = re.compile(r"(?!.*  )[A-Za-z0-9][A-Za-z0-9 ._-]{0,23}(?<! )")  # bla
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _-]{0,39}")  # no "/", so never a path
 STATES = ["QUEUED", "RUNNING", "COMPLETED", "FAILED", "OUT_OF_MEMORY", "CANCELLED", "TIMEOUT"]
 STATES += ["NODE_FAIL", "PREEMPTED"]
+HOW = ["measured", "estimated", "counted", None]  # None: measured, by an older version
 
 
 def _is_name(value):
@@ -55,7 +56,7 @@ FIELDS = {  # what is shared of each kind, besides HEAD
     "predictions": {"name": _is_name, "predicted": _is_number},
     "scores": {
         **{"name": _is_name, "predicted": _is_number, "measured": _is_number},
-        "how": _or_none(_is_name),  # "measured" or "estimated"; None in files of older versions
+        "how": HOW.__contains__,
     },
     "verdicts": {
         "passed": _is_flag,
