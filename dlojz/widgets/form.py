@@ -1,5 +1,6 @@
 """A form for a job: a control for each of the trainer's flags, the command, a button."""
 
+import argparse
 import shlex
 from html import escape
 
@@ -27,14 +28,25 @@ def submit_form(command: str = "dlojz/dlojz.py", n_gpu: int = 1, name: str = "dl
     display(form.box)
 
 
+class _Parser(argparse.ArgumentParser):
+    """The trainer's parser, whose errors are shown in a notebook."""
+
+    def error(self, message):
+        raise UserError(f"{message}; `python {self.prog} --help` lists the flags")
+
+
 class _Form:
     """The controls of one command."""
 
     def __init__(self, command, n_gpu, name):
         trainer, words = launch.trainer_and_flags(command)
         self._trainer, flags = shlex.split(command)[0], launch.flags_of(trainer)
-        given = _values(flags, words)
-        self._controls = {flag: _control(flag, given.get(flag)) for flag in flags}
+        self._parser = _Parser(prog=self._trainer, add_help=False)
+        for flag in flags:
+            flag.add_to(self._parser)
+        given = vars(self._parser.parse_args(words))
+        values = (given[flag.label[2:].replace("-", "_")] for flag in flags)
+        self._controls = {f: _control(f, value) for f, value in zip(flags, values, strict=True)}
         self._n_gpu = ipywidgets.BoundedIntText(n_gpu, min=1, max=1024, description="n_gpu")
         self._name = ipywidgets.Text(name, description="name")
         self._preview, self._said = ipywidgets.HTML(), ipywidgets.HTML()
@@ -57,10 +69,9 @@ class _Form:
 
     def _command(self):
         """Return the command as it is now; raise UserError for a value of another type."""
-        words = [self._trainer]
-        for flag, control in self._controls.items():
-            words += flag.words(_value(flag, control.value))
-        return shlex.join(words)
+        words = [word for flag, c in self._controls.items() for word in flag.words(c.value)]
+        self._parser.parse_args(words)
+        return shlex.join([self._trainer, *words])
 
     def _call(self):
         """Return the call to type in a cell to the same effect."""
@@ -104,7 +115,6 @@ def _grid(controls):
 
 def _control(flag: Flag, value):
     """Return the control for a flag's type, with a value; its tooltip is the flag's help."""
-    value = flag.default if value is None else value
     about = {"description": flag.label, "tooltip": flag.help, "style": NARROW}
     if flag.kind is bool:
         return ipywidgets.Checkbox(value=bool(value), indent=True, **about)
@@ -122,42 +132,3 @@ def _control(flag: Flag, value):
         return ipywidgets.FloatText(value=value, **about)
     text = "" if value is None else str(value)
     return ipywidgets.Text(value=text, placeholder=AUTOMATIC, **about)
-
-
-def _values(flags, words) -> dict[Flag, object]:
-    """Return the values of flags in the words of a command. Raise UserError for others."""
-    known = {spelling: flag for flag in flags for spelling in flag.spellings}
-    found, rest = {}, [part for word in words for part in _split(word)]
-    while rest:
-        word = rest.pop(0)
-        flag = known.get(word)
-        if flag is None:
-            raise UserError(f"{word!r}: expected a flag of the trainer: {', '.join(known)}")
-        if flag.kind is bool:
-            found[flag] = word == flag.label if flag.opposite else not flag.default
-        elif not rest:
-            raise UserError(f"{word}: expected a value behind it")
-        else:
-            found[flag] = _value(flag, rest.pop(0))
-    return found
-
-
-def _split(word):
-    """Return the flag and the value of "--lr=0.1", and any other word as it is."""
-    return word.split("=", 1) if word.startswith("--") and "=" in word else [word]
-
-
-def _value(flag, text):
-    """Return a value in the flag's type; raise UserError if it has another."""
-    if text in (None, "", flag.default) or flag.kind is bool:
-        return text
-    try:
-        value = flag.kind(text)
-    except ValueError:
-        wanted = {int: "a whole number", float: "a number"}[flag.kind]
-        raise UserError(f"{flag.label} {text}: expected {wanted}") from None
-    if flag.choices and value not in (*flag.choices, flag.default):
-        raise UserError(f"{flag.label} {text}: expected one of {', '.join(map(str, flag.choices))}")
-    if flag.least is not None and value < flag.least:
-        raise UserError(f"{flag.label} {text}: expected at least {flag.least}")
-    return value
