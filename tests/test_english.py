@@ -95,11 +95,9 @@ def test_a_phrase_is_not_used(pattern):
 
 
 def test_a_docstring_begins_with_what_it_is_about():
+    docstrings = [(where, text) for where, text, _ in texts() if ": " in where]
     found = [
-        f"{path.name}: {text.splitlines()[0]}"
-        for path in sorted(p for pattern in PROGRAMS for p in REPOSITORY.glob(pattern))
-        for where, text, _ in spoken(path.name, path.read_text())
-        if ": " in where and QUESTION.match(text)
+        f"{where}: {text.splitlines()[0]}" for where, text in docstrings if QUESTION.match(text)
     ]
     assert found == [], "name the thing: Return the number of ..., not Return how many ..."
 
