@@ -1,4 +1,4 @@
-"""The boxes that all of these widgets come in: each is text in front ends without widgets."""
+"""The boxes that these widgets come in, which are text where there are none, and their button."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,3 +21,10 @@ class Row(_Told, ipywidgets.HBox):
 
 class Column(_Told, ipywidgets.VBox):
     """Widgets one below the other."""
+
+
+def cancel_button(job) -> ipywidgets.Button:
+    """Return a button that cancels a job."""
+    button = ipywidgets.Button(description="cancel", layout=ipywidgets.Layout(width="6em"))
+    button.on_click(lambda _: job.cancel())
+    return button

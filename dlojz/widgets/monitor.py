@@ -11,7 +11,7 @@ from dlojz import launch
 from dlojz.course import progress
 from dlojz.figures.report import speed_text
 from dlojz.runs.labels import labels
-from dlojz.widgets.box import Row
+from dlojz.widgets.box import Row, cancel_button
 
 MOST_CHARACTERS = 28  # the part of a label that fits in front of its bar
 
@@ -38,9 +38,7 @@ def _bar(job, label):
     bar = ipywidgets.IntProgress(description=short, tooltip=words, min=0, max=1)
     bar.style.description_width = "14em" if label else "initial"  # bars of a list are aligned
     bar.layout.width = "34em" if label else "24em"
-    cancel = ipywidgets.Button(description="cancel", layout=ipywidgets.Layout(width="6em"))
-    cancel.on_click(lambda _: job.cancel())
-    return bar, ipywidgets.Label(), cancel
+    return bar, ipywidgets.Label(), cancel_button(job)
 
 
 def _move(job, bar, text, cancel):

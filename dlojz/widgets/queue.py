@@ -9,7 +9,7 @@ from IPython.display import display
 
 from dlojz import launch
 from dlojz.table import BAD_INK, STATE_COLOURS
-from dlojz.widgets.box import Column
+from dlojz.widgets.box import Column, cancel_button
 
 COLUMNS = {"job": "4em", "name": "9em", "state": "10em", "time": "6em", "note": "24em"}
 
@@ -32,7 +32,7 @@ class _Queue:
 
     def __init__(self, name, last):
         self._name, self._last = name, last
-        self._lines = {}  # job id: (cells by column, button, line)
+        self._lines = {}  # job id: a box with a cell for each of COLUMNS, and a button
         self._head = ipywidgets.HBox([_cell(f"<b>{c}</b>", width) for c, width in COLUMNS.items()])
         self._nothing = ipywidgets.HTML("no jobs")
         self.box = Column([], lambda: repr(launch.queue(name, last)))
@@ -46,26 +46,24 @@ class _Queue:
         found = launch.in_queue(self._name, self._last)
         for job, status in found:
             if job.id not in self._lines:
-                self._lines[job.id] = self._line(job)
-            cells, button, _ = self._lines[job.id]
+                self._lines[job.id] = _line(job)
+            *cells, button = self._lines[job.id].children
             row = dict(zip(launch.QUEUE, launch.queue_row(job, status), strict=True))
-            for column, cell in cells.items():
-                colour = (
-                    STATE_COLOURS.get(row["state"], BAD_INK) if column == "state" else "inherit"
-                )
+            colours = {"state": STATE_COLOURS.get(row["state"], BAD_INK)}
+            for column, cell in zip(COLUMNS, cells, strict=True):
+                colour = colours.get(column, "inherit")
                 cell.value = f'<span style="color:{colour}">{escape(row[column])}</span>'
             button.disabled = launch.State(status["state"]).final
-        lines = [self._lines[job.id][2] for job, _ in found]
+        lines = [self._lines[job.id] for job, _ in found]
         wanted = (self._head, *lines) if lines else (self._nothing,)
         if self.box.children != wanted:
             self.box.children = wanted
         return any(not launch.State(status["state"]).final for _, status in found)
 
-    def _line(self, job):
-        cells = {column: _cell("", width) for column, width in COLUMNS.items()}
-        button = ipywidgets.Button(description="cancel", layout=ipywidgets.Layout(width="6em"))
-        button.on_click(lambda _: job.cancel())
-        return cells, button, ipywidgets.HBox([*cells.values(), button])
+
+def _line(job):
+    cells = [_cell("", width) for width in COLUMNS.values()]
+    return ipywidgets.HBox([*cells, cancel_button(job)])
 
 
 def _cell(html, width):
