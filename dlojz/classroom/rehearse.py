@@ -64,23 +64,14 @@ def run(path: Path, begin: int = 0, end: float | None = None) -> Iterator[dict]:
     end: when no cell is begun any more, and a running one is given up, by time.monotonic.
     """
     import nbformat
-    from nbclient.client import NotebookClient
 
-    notebook = nbformat.read(path, as_version=4)
-    if not 0 <= begin < len(notebook.cells):
-        last = len(notebook.cells) - 1
-        raise UserError(f"--from {begin}: {path.stem} has the cells 0 to {last}")
     kept = folder() / f"{path.stem}.state"
-    if begin and not kept.is_file():
-        raise UserError(f"--from {begin}: nothing was kept of an earlier part; leave --from out")
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    inside = {"metadata": {"path": str(path.parent)}}
-    client = NotebookClient(notebook, kernel_name="python3", resources=inside)
+    client = _client(path, begin, kept)
     environment = os.environ | {"DLOJZ_PROGRESS": str(folder() / "progress.json")}
     with client.setup_kernel(env=environment, stderr=subprocess.DEVNULL):
         if begin:
             _quietly(client, f"restore(globals(), {str(kept)!r})")
-        for index, cell in enumerate([*notebook.cells]):
+        for index, cell in enumerate([*client.nb.cells]):
             if index < begin or cell.cell_type != "code":
                 continue
             left = end - time.monotonic() if end else None
@@ -92,11 +83,27 @@ def run(path: Path, begin: int = 0, end: float | None = None) -> Iterator[dict]:
             seconds = round(time.monotonic() - start, 2)
             if not error:
                 _quietly(client, f"keep(globals(), {str(kept)!r})")
-            nbformat.write(notebook, folder() / path.name)
+            nbformat.write(client.nb, folder() / path.name)
             line = cell.source.split("\n")[0][:SHOWN]
             yield {"cell": index, "line": line, "error": error, "seconds": seconds}
             if error:
                 break
+
+
+def _client(path, begin, kept):
+    """Return the client of a notebook. Raise UserError if it can't begin with this cell."""
+    import nbformat
+    from nbclient.client import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    if not 0 <= begin < len(notebook.cells):
+        last = len(notebook.cells) - 1
+        raise UserError(f"--from {begin}: {path.stem} has the cells 0 to {last}")
+    if begin and not kept.is_file():
+        raise UserError(f"--from {begin}: nothing was kept of an earlier part; leave --from out")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    inside = {"metadata": {"path": str(path.parent)}}
+    return NotebookClient(notebook, kernel_name="python3", resources=inside)
 
 
 def _error_of(client, cell, index) -> str | None:
