@@ -25,6 +25,7 @@ MOST = 400  # entries or runs in a file, the newest; a trainee of the whole cour
 LARGEST = 256 * 1024  # bytes of a file that is read
 PSEUDONYM = re.compile(r"(?!.*  )[A-Za-z0-9][A-Za-z0-9 ._-]{0,23}(?<! )")  # blanks within only
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _-]{0,39}")  # no "/", so never a path
+# Lists: one may look in them for what has no hash.
 STATES = ["QUEUED", "RUNNING", "COMPLETED", "FAILED", "OUT_OF_MEMORY", "CANCELLED", "TIMEOUT"]
 STATES += ["NODE_FAIL", "PREEMPTED"]
 HOW = ["measured", "estimated", "counted", None]  # None: measured, by an older version
@@ -56,7 +57,7 @@ FIELDS = {  # what is shared of each kind, besides HEAD
     "predictions": {"name": _is_name, "predicted": _is_number},
     "scores": {
         **{"name": _is_name, "predicted": _is_number, "measured": _is_number},
-        "how": HOW.__contains__,
+        "how": lambda value: value in HOW,
     },
     "verdicts": {
         "passed": _is_flag,
@@ -68,13 +69,13 @@ FIELDS = {  # what is shared of each kind, besides HEAD
     "mysteries": {"right": _or_none(_is_flag)},
     "answers": {},
 }
-HEAD = {"time": _is_time, "kind": [*FIELDS].__contains__, "key": _is_name}
+HEAD = {"time": _is_time, "kind": lambda value: value in [*FIELDS], "key": _is_name}
 RUN = {
-    "state": STATES.__contains__,
+    "state": lambda value: value in STATES,
     **dict.fromkeys(("submitted", "started", "ended"), _or_none(_is_time)),
 }
 FILE = {
-    "schema": [SCHEMA].__contains__,
+    "schema": lambda value: value == SCHEMA,
     "as": lambda value: isinstance(value, str) and bool(PSEUDONYM.fullmatch(value)),
     "time": _is_time,
     **dict.fromkeys(("entries", "runs"), lambda value: isinstance(value, list)),
