@@ -17,6 +17,7 @@ import os
 import re
 import resource
 import signal
+import subprocess
 import time
 import traceback
 from contextlib import suppress
@@ -79,8 +80,6 @@ class Keeper:
         with suppress(OSError):  # somebody removed the queue's folder, or put another in its place
             self.ticket.unlink()
 
-    # Training ---------------------------------------------------------------------------------
-
     def train(self, locks) -> dict:
         """Run the trainer on the devices, and return how it ended."""
         processes.adopt_orphans()
@@ -90,7 +89,9 @@ class Keeper:
         try:
             # Others read this while it runs; if this keeper is killed, the next ends the session.
             tickets.write(self.fd, leader=leader, locked=list(locks))
-            self.write("RUNNING", started=time.time(), devices=list(locks))
+            self.known = {"state": "RUNNING", "started": time.time(), "devices": list(locks)}
+            with suppress(OSError):  # a full disk must not end the job
+                write_atomically(STATE, json.dumps(self.known))
             code, final = self.watch(trainer)
         finally:
             if trainer.returncode is None:  # something went wrong here
@@ -118,10 +119,10 @@ class Keeper:
                 final = {"state": "TIMEOUT", "reason": f"ended at its time limit; {stood}"}
         if code is None:
             trainer.terminate()  # torchrun then ends its processes cleanly
-            if (code := processes.wait(trainer, processes.GRACE_S)) is None:
-                trainer.kill()
-                code = trainer.wait()
-        return code, final
+            with suppress(subprocess.TimeoutExpired):
+                return trainer.wait(processes.GRACE_S), final
+            trainer.kill()
+        return trainer.wait(), final
 
     def start(self, locks):
         # If the keeper is killed, so is the trainer; torchrun gets time to end its ranks.
@@ -137,8 +138,6 @@ class Keeper:
                 end_with_parent=end_signal,
             )
 
-    # Looking and writing ----------------------------------------------------------------------
-
     def unwanted(self) -> dict | None:
         """Return the final state if the job is no longer wanted; else show that we live."""
         if os.stat(".").st_nlink == 0:
@@ -150,12 +149,6 @@ class Keeper:
             with suppress(OSError):
                 os.utime(STATE)
         return None
-
-    def write(self, state, **fields):
-        """Write the state. A full disk must not end the job."""
-        self.known = self.known | {"state": state} | fields
-        with suppress(OSError):
-            write_atomically(STATE, json.dumps(self.known))
 
 
 def cancelled_in(run: Path, when: str) -> dict | None:

@@ -12,20 +12,28 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 PROC = Path("/proc")
+ENDED, STOPPED = ("", "Z", "X"), ("T", "t")  # letters of states; "": there is no such process
 KEEPER, TOKEN = "DLOJZ_KEEPER", "DLOJZ_JOB"  # variables: of keepers, and of what a job started
+_prctl = ctypes.CDLL(None).prctl  # found before a fork, which should not load libraries
 
 
 class ProgramError(Exception):
-    """A program that could not be run, or that failed: what it said."""
+    """A program that could not be run, or that failed: what it said.
 
-    cut_short = False  # it was killed, or did not answer: it may have done its work all the same
-    missing = False  # there is no such program
+    missing: there is no such program. cut_short: it was killed, or did not answer, and may have
+    done its work all the same.
+    """
+
+    def __init__(self, said: str, missing: bool = False, cut_short: bool = False):
+        super().__init__(said)
+        self.missing, self.cut_short = missing, cut_short
 
 
 def ask(*argv: str, timeout_s: float = 20, env: Mapping[str, str] | None = None) -> str:
@@ -40,17 +48,13 @@ def ask(*argv: str, timeout_s: float = 20, env: Mapping[str, str] | None = None)
             stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
-        error = ProgramError(f"no command {argv[0]} here")
-        error.missing = True
-        raise error from None
+        raise ProgramError(f"no command {argv[0]} here", missing=True) from None
     except subprocess.TimeoutExpired:
-        error = ProgramError(f"{argv[0]} did not answer in {timeout_s} s")
-        error.cut_short = True
-        raise error from None
+        why = f"{argv[0]} did not answer in {timeout_s} s"
+        raise ProgramError(why, cut_short=True) from None
     if done.returncode:
-        error = ProgramError(done.stderr.strip() or f"{argv[0]}: exit code {done.returncode}")
-        error.cut_short = done.returncode < 0
-        raise error
+        why = done.stderr.strip() or f"{argv[0]}: exit code {done.returncode}"
+        raise ProgramError(why, cut_short=done.returncode < 0)
     return done.stdout
 
 
@@ -67,7 +71,6 @@ def start(
 
     keep: descriptors that it inherits. end_with_parent: the signal it gets when this process dies.
     """
-    prctl = ctypes.CDLL(None).prctl
     return subprocess.Popen(
         argv,
         cwd=cwd,
@@ -77,16 +80,8 @@ def start(
         stderr=err,
         start_new_session=True,
         pass_fds=tuple(keep),
-        preexec_fn=(lambda: prctl(PR_SET_PDEATHSIG, end_with_parent)) if end_with_parent else None,
+        preexec_fn=end_with_parent and partial(_prctl, PR_SET_PDEATHSIG, end_with_parent),
     )
-
-
-def wait(process: subprocess.Popen, timeout_s: float) -> int | None:
-    """Return the exit code of a program that we started; None if it runs after `timeout_s`."""
-    try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def reap_orphans(trainer: subprocess.Popen):
@@ -100,12 +95,12 @@ def reap_orphans(trainer: subprocess.Popen):
 
 def adopt_orphans():
     """Adopt, from now on, the orphans that our children leave behind."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_with_parent(end_signal: signal.Signals):
     """Ask the kernel to send us this signal when our parent dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, end_signal)
+    _prctl(PR_SET_PDEATHSIG, end_signal)
 
 
 # Telling processes apart ----------------------------------------------------------------------
@@ -123,7 +118,7 @@ def here() -> str:
 
 def identity(pid: int) -> dict:
     """Return the identity of a process, ready for JSON."""
-    return {"pid": pid, "started": _stat(pid)[1], "where": here()}
+    return {"pid": pid, "started": _stat(pid).started, "where": here()}
 
 
 def is_alive(process: dict) -> bool | None:
@@ -131,10 +126,10 @@ def is_alive(process: dict) -> bool | None:
     pid = process.get("pid")
     if process.get("where") != here() or not isinstance(pid, int):
         return None
-    state, started = _stat(pid)
-    if not state and _is_hidden(pid):
+    found = _stat(pid)
+    if not found.state and _is_hidden(pid):
         return None
-    return state not in ("", "Z", "X") and started == process.get("started")
+    return found.state not in ENDED and found.started == process.get("started")
 
 
 def _is_hidden(pid) -> bool:
@@ -151,7 +146,7 @@ def _is_hidden(pid) -> bool:
 def may_go_on(process: dict) -> bool:
     """Return False for a process that has ended or was stopped, as far as can be known here."""
     alive = is_alive(process)
-    return alive is None or (alive and _stat(process["pid"])[0] not in ("T", "t"))
+    return alive is None or (alive and _stat(process["pid"]).state not in STOPPED)
 
 
 def wake(process: dict):
@@ -218,14 +213,20 @@ def _watch(process) -> int | None:
     return fd
 
 
-def _stat(pid) -> tuple[str, int]:
-    """Return the state letter, and the start in clock ticks since boot; ("", 0) if it is gone."""
+class _Stat(NamedTuple):
+    state: str = ""  # a letter
+    parent: int = 0
+    started: int = 0  # in clock ticks since boot
+
+
+def _stat(pid) -> _Stat:
+    """Return what the kernel says of a process; an empty one if it is gone."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace", encoding="utf-8")
     except OSError:
-        return "", 0
+        return _Stat()
     fields = text.rpartition(")")[2].split()  # the name before it may contain anything
-    return fields[0], int(fields[19])
+    return _Stat(fields[0], int(fields[1]), int(fields[19]))
 
 
 # Ending them ----------------------------------------------------------------------------------
@@ -235,13 +236,12 @@ def descendants() -> set[int]:
     """Return our living descendants, except keepers and theirs: a job may submit another job."""
     children = {}
     for pid in _all():
-        if (parent := _parent(pid)) is not None:
-            children.setdefault(parent, []).append(pid)
+        children.setdefault(_stat(pid).parent, []).append(pid)
     found, new = set(), {os.getpid()}
     while new:
-        new = {child for pid in new for child in children.get(pid, []) if not is_keeper(child)}
+        new = {child for pid in new for child in children.get(pid, []) if not _is_keeper(child)}
         found |= new
-    return {pid for pid in found if _stat(pid)[0] not in ("", "Z")}
+    return set(filter(_lives, found))
 
 
 def leftovers(token: str, leader: dict | None) -> set[int]:
@@ -250,39 +250,32 @@ def leftovers(token: str, leader: dict | None) -> set[int]:
     leader: the identity of the session's first process. If its number has been reused, so has the
     session's.
     """
-    session, found = _session(leader), with_variable(f"{TOKEN}={token}")
-    for pid in _ours() if session else ():
-        with suppress(OSError):  # it has ended
-            if os.getsid(pid) == session:
-                found.add(pid)
-    return {pid for pid in found - {os.getpid()} if _stat(pid)[0] not in ("", "Z")}
-
-
-def with_variable(variable: str) -> set[int]:
-    """Return this user's other processes that were started with this variable: "NAME=value"."""
-    found = set()
-    for pid in _ours():
-        with suppress(OSError):  # it has ended
-            if variable.encode() in _environment(pid):
-                found.add(pid)
-    return found - {os.getpid()}
+    found = with_variable(f"{TOKEN}={token}")
+    if session := _session(leader):
+        found |= _ours(lambda pid: os.getsid(pid) == session)
+    return set(filter(_lives, found))
 
 
 def _session(leader):
     if leader is None or leader["where"] != here():
         return None
-    state, started = _stat(leader["pid"])
-    return leader["pid"] if not state or started == leader["started"] else None
+    known = _stat(leader["pid"])
+    return leader["pid"] if not known.state or known.started == leader["started"] else None
+
+
+def with_variable(variable: str) -> set[int]:
+    """Return this user's other processes that were started with this variable: "NAME=value"."""
+    return _ours(lambda pid: variable.encode() in _environment(pid))
 
 
 def holders(inodes: Iterable[int]) -> set[int]:
-    """Return this user's processes that have a socket with one of these inodes open."""
-    wanted, found = {f"socket:[{inode}]" for inode in inodes}, set()
-    for pid in _ours():
-        with suppress(OSError):
-            if any(os.readlink(fd) in wanted for fd in (PROC / str(pid) / "fd").iterdir()):
-                found.add(pid)
-    return found
+    """Return this user's other processes that have a socket with one of these inodes open."""
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+
+    def holds(pid):
+        return any(os.readlink(file) in wanted for file in (PROC / str(pid) / "fd").iterdir())
+
+    return _ours(holds)
 
 
 def end(find: Callable[[], set[int]], grace_s: float = GRACE_S) -> set[int]:
@@ -319,29 +312,26 @@ def _environment(pid):
     return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
 
 
-def is_keeper(pid: int) -> bool:
-    """Return whether a process is the keeper of a job."""
+def _is_keeper(pid) -> bool:
     try:
         return f"{KEEPER}=1".encode() in _environment(pid)
     except OSError:
         return False
 
 
+def _lives(pid) -> bool:
+    return _stat(pid).state not in ENDED
+
+
 def _all():
     return (int(name) for name in os.listdir(PROC) if name.isdigit())
 
 
-def _ours():
-    """Yield the processes of this user: not all processes, even if this user is root."""
+def _ours(wanted: Callable[[int], bool]) -> set[int]:
+    """Return this user's other processes of which this is true: not all users', even for root."""
+    found = set()
     for pid in _all():
-        with suppress(OSError):
-            if (PROC / str(pid)).stat().st_uid == os.getuid():
-                yield pid
-
-
-def _parent(pid):
-    try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace", encoding="utf-8")
-    except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[1])
+        with suppress(OSError):  # it has ended
+            if (PROC / str(pid)).stat().st_uid == os.getuid() and wanted(pid):
+                found.add(pid)
+    return found - {os.getpid()}

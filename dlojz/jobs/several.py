@@ -28,16 +28,12 @@ TOO_LONG = 124  # the exit code of a run that was ended because it took too long
 STACK, STACK_S = signal.SIGUSR2, 0.5  # has a process write where it stands, which takes a moment
 
 
-def plan(folder):
-    return json.loads((folder / PLAN).read_bytes())
-
-
 def main():
     job = Path(os.environ["DLOJZ_RUN"])
     os.environ["DLOJZ_TREE"] = str(os.getppid())  # a run's parent has one of its processes only
     forks.prepare()  # here, once, for all of them
     processes.adopt_orphans()
-    for entry in plan(job):
+    for entry in json.loads((job / PLAN).read_bytes()):
         folder = job / entry["name"]
         if (folder / "exit_code").exists():  # done before the job was requeued
             continue
@@ -76,8 +72,10 @@ def _run(job, folder, entry) -> int:
         sys.exit()
     code = _wait(child, folder, entry["most_s"])
     processes.end(processes.descendants)  # what it left behind would disturb the next
-    course.write_atomically(_code_of(folder, idr_torch.rank), f"{code}\n")
-    return _all_codes(folder)
+    course.write_atomically(folder / f"exit_code.rank{idr_torch.rank}", f"{code}\n")
+    while len(codes := _codes(folder)) < idr_torch.size:
+        time.sleep(POLL_S)
+    return next(filter(None, codes), 0)
 
 
 def _end_together(folder, code):
@@ -104,8 +102,10 @@ def _meet(folder):
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
 
 
-def _code_of(folder, rank):
-    return folder / f"exit_code.rank{rank}"
+def _codes(folder) -> list[int]:
+    """Return the exit codes of those processes that have ended their part of a run."""
+    files = (folder / f"exit_code.rank{rank}" for rank in range(idr_torch.size))
+    return [int(file.read_bytes()) for file in files if file.exists()]
 
 
 def _wait(child, folder, most_s=None) -> int:
@@ -124,26 +124,11 @@ def _wait(child, folder, most_s=None) -> int:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return TOO_LONG
-        if ends is None and any(_failed_elsewhere(folder)):
+        if ends is None and any(_codes(folder)):
             ends = time.monotonic() + GRACE_S  # it may notice and report that
         if ends and time.monotonic() > ends:
             os.kill(child, signal.SIGKILL)
         time.sleep(POLL_S)
-
-
-def _failed_elsewhere(folder):
-    for rank in range(idr_torch.size):
-        file = _code_of(folder, rank)
-        if rank != idr_torch.rank and file.exists():
-            yield int(file.read_bytes()) != 0
-
-
-def _all_codes(folder) -> int:
-    """Wait for the exit codes of all processes, and return the first that is not 0, or 0."""
-    files = [_code_of(folder, rank) for rank in range(idr_torch.size)]
-    while not all(file.exists() for file in files):
-        time.sleep(POLL_S)
-    return next((c for c in (int(f.read_bytes()) for f in files) if c), 0)
 
 
 def _become(job, folder, entry):
@@ -164,8 +149,7 @@ def _become(job, folder, entry):
     for path, copy in entry["trainer"].items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         course.write_atomically(folder / path, (job / copy).read_bytes())
-    places = {"{run}": str(folder), "{job}": str(job)}
-    flags = [_put(places, flag) for flag in entry["flags"]]
+    flags = [f.replace("{run}", str(folder)).replace("{job}", str(job)) for f in entry["flags"]]
     forks.run_script(str(folder / "trainer.py"), flags)
 
 
@@ -180,12 +164,6 @@ def _rehearse():
 def _one_by_one(optimizer, args, kwargs):
     for group in optimizer.param_groups:
         group["fused"] = False
-
-
-def _put(places, flag):
-    for name, place in places.items():
-        flag = flag.replace(name, place)
-    return flag
 
 
 if __name__ == "__main__":

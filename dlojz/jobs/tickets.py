@@ -63,18 +63,13 @@ def queue_folder() -> Path:
             fresh.rmdir()
     if folder.is_symlink() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise QueueError(
-            f"{folder} is not a folder that you may write to; its owner is {folder_owner(folder)}: "
-            f"ask for `chmod 1777 {folder}`, or {_ELSEWHERE}"
+            f"{folder} is not a folder that you may write to; its owner is "
+            f"{user_name(os.lstat(folder).st_uid)}: ask for `chmod 1777 {folder}`, or {_ELSEWHERE}"
         )
     return folder
 
 
 _ELSEWHERE = "set DLOJZ_QUEUE to a folder that all users of this machine can write to"
-
-
-def folder_owner(path: Path) -> str:
-    """Return the name of the user who owns a file."""
-    return user_name(os.lstat(path).st_uid)
 
 
 def user_name(uid: int) -> str:
@@ -231,20 +226,18 @@ def grab(folder: Path, wanted: Sequence[str], count: int) -> dict[str, socket.so
     """Return locks on `count` free devices of these, by device; {} if fewer are free."""
     held = {}
     for device in wanted:
-        if len(held) == count:
-            break
         lock = socket.socket(socket.AF_UNIX)
         try:
             lock.bind(_address(folder, device))
         except OSError:
             lock.close()
-        else:
-            held[device] = lock
-    if len(held) < count:
-        for lock in held.values():
-            lock.close()
-        return {}
-    return held
+            continue
+        held[device] = lock
+        if len(held) == count:
+            return held
+    for lock in held.values():
+        lock.close()
+    return {}
 
 
 def lock_inode(folder: Path, device: str) -> int | None:
