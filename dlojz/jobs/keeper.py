@@ -41,11 +41,6 @@ class Cause(StrEnum):
     ENOUGH = "enough"  # it was cancelled, and had done what it was submitted for
 
 
-LOST = {
-    "state": "FAILED",
-    "reason": "lost: its keeper was killed, its folder was moved, or the machine was restarted",
-    "cause": Cause.LOST,
-}
 STATE, CANCEL, RESERVE = Path("state.json"), Path("cancel"), Path(".reserve")
 SAID = Path("keeper.txt")  # what a waiter or a keeper said
 KEEPER = Path("keeper.json")  # which process keeps the job: see processes.identity

@@ -187,34 +187,18 @@ def sign(fd: int, runs, pid: int, ticket: Path | None = None):
             write_atomically(run / keeper.KEEPER, about)
 
 
-# What killed waiters and keepers left behind ---------------------------------------------------
-
-
 def clear_up(folder: Path):
-    """End what is left of this user's jobs whose keepers were killed, and say so in their state."""
+    """End what is left of this user's jobs whose keepers were killed; who looks sees them lost."""
     tickets.remove_unborn(folder)
     for ticket, about in tickets.abandoned(folder):
-        first, token, process = Path(about["run"]), about["token"], about["process"]
         if ticket.name.startswith("running-"):
-            leader = about.get("leader")
-            held = about.get("inodes", ()) if process.get("where") == processes.here() else ()
+            token, leader = about["token"], about.get("leader")
+            is_here = about["process"].get("where") == processes.here()
+            held = about.get("inodes", ()) if is_here else ()
             processes.end(
                 lambda t=token, s=leader, i=held: processes.leftovers(t, s) | processes.holders(i)
             )
-        for run in (first, *map(first.with_name, about["more"])):
-            with suppress(*DAMAGED):
-                _say_lost(run, token)
         ticket.unlink(missing_ok=True)
-
-
-def _say_lost(run, token):
-    file = run / keeper.STATE
-    known, job = read_table(file), read_table(run / "job.json")
-    if processes.is_alive(read_table(run / keeper.KEEPER)):  # it runs, and the waiter was killed
-        return
-    if job["token"].startswith(token) and known["state"] in ("QUEUED", "RUNNING"):
-        (run / keeper.RESERVE).unlink(missing_ok=True)
-        write_atomically(file, json.dumps(known | keeper.LOST | {"ended": time.time()}))
 
 
 def main(ticket: str, fd: str, submitted: str):

@@ -21,6 +21,13 @@ SILENT_S = 100  # without a sign of life, a waiter or keeper on another machine 
 BEGIN_S = 20  # for a waiter whose submitter was killed to write its identity
 
 
+LOST = {  # what is known of a job that nobody keeps
+    "state": "FAILED",
+    "reason": "lost: its keeper was killed, its folder was moved, or the machine was restarted",
+    "cause": keeper.Cause.LOST,
+}
+
+
 class Here:
     """The launcher of this machine; it has the same members as `slurm.Slurm`."""
 
@@ -74,7 +81,10 @@ class Here:
             os.close(fd)
 
     def status(self, run: Path, info: dict) -> dict:
-        """Return the status that the keeper wrote; the job is lost if its keeper was killed."""
+        """Return the status that the keeper wrote, or LOST, which nobody writes.
+
+        Then it ended at its last sign of life.
+        """
         for _ in range(2):  # a keeper may have followed the waiter just now, or ended
             status, process = read_table(run / keeper.STATE), read_table(run / keeper.KEEPER)
             if status.get("state") not in ("QUEUED", "RUNNING"):
@@ -83,7 +93,7 @@ class Here:
                 if status["state"] == "QUEUED" and "ticket" in process:
                     status["reason"] = _why(run, Path(process["ticket"]), info["devices"])
                 return status
-        return status | keeper.LOST
+        return status | LOST | {"ended": (run / keeper.STATE).stat().st_mtime}
 
     def cancel(self, run: Path, info: dict, reason: str = "", cause=None):
         """Ask the waiter or the keeper to end the job, and wake it."""
