@@ -50,15 +50,9 @@ STATES = {
     "DEADLINE": ("FAILED", "its deadline passed before it could end"),
     "REVOKED": ("FAILED", "taken over by another cluster"),
     "CANCELLED": ("CANCELLED", "cancelled"),
-    "TIMEOUT": (
-        "TIMEOUT",
-        "ended at its time limit, without a checkpoint to go on from: give it more time_max",
-    ),
+    "TIMEOUT": ("TIMEOUT", "ended at its time limit, without a checkpoint: give it more time_max"),
     "OUT_OF_MEMORY": ("OUT_OF_MEMORY", "killed: more memory than its nodes gave it"),
-    "NODE_FAIL": (
-        "NODE_FAIL",
-        "one of its nodes failed, which is not the job's fault: submit it again",
-    ),
+    "NODE_FAIL": ("NODE_FAIL", "one of its nodes failed, not the job's fault: submit it again"),
     "PREEMPTED": (
         "PREEMPTED",
         "a job with a higher priority took its nodes: submit it again, or pay for a higher QoS",
@@ -108,7 +102,9 @@ def listing() -> tuple[dict[str, dict], float]:
     cached in a file beside the runs. Raises SlurmError.
     """
     file = course_root() / "runs" / ".squeue.json"
-    with _one_at_a_time(file.with_suffix(".lock")):
+    with ExitStack() as one_at_a_time:
+        with suppress(OSError):  # a full disk, or one without locks: Slurm is asked more often
+            one_at_a_time.enter_context(course.locked(file.with_suffix(".lock"), _left_s()))
         kept = _kept(file)
         if not 0 <= time.time() - kept["answered"] < FRESH_S:
             kept = {"jobs": {}, "asked": time.time(), "error": None}
@@ -131,14 +127,6 @@ def _kept(file):
         if all(isinstance(t, float) for t in times) and isinstance(kept.get("jobs"), dict):
             return {"error": None} | kept
     return {"jobs": {}, "asked": 0.0, "answered": 0.0, "error": None}
-
-
-@contextmanager
-def _one_at_a_time(file):
-    with ExitStack() as stack:
-        with suppress(OSError):  # a full disk, or one without locks: Slurm is asked more often
-            stack.enter_context(course.locked(file, _left_s()))
-        yield
 
 
 _deadline = None  # by when those who ask must have an answer

@@ -1,7 +1,7 @@
 """The settings that differ between Slurm clusters, read from `slurm/sites/<site>.toml`.
 
 $DLOJZ_SITE names a site, or a file of your own. By default it is the site with this cluster's name,
-else `generic`. The keys are in KEYS, GPU_KEYS and STORAGE_KEYS, and explained in slurm/README.md.
+else `generic`. The keys are the fields of Site, Gpus and Storage, and explained in slurm/README.md.
 """
 
 import difflib
@@ -9,8 +9,10 @@ import math
 import os
 import re
 import tomllib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
+from typing import Annotated, get_origin, get_type_hints
 
 from dlojz.course import course_root
 
@@ -21,6 +23,7 @@ EXPANDED = r"[\w@.,:/+=${}-]*"  # may hold a variable, which the job's shell exp
 VALUE = r"(?:[][\w@.,:/+=^%*~#&|(){} -]|\$(?=[\w{]))*"
 NAME = r"[A-Za-z_]\w*"  # of a variable
 FEATURE = r"[][\w@.,:/+=&|*()-]"  # a character of "a100|h100" or "[rack1*2&(a100|h100)]"
+OPTION = rf"--(?:{FEATURE}|\{{n\}})+"
 LIMIT = rf"(?:{TIME}|(?i:UNLIMITED|INFINITE))"  # Slurm prints both
 
 
@@ -28,21 +31,26 @@ class SiteError(Exception):
     """An error in a site file, with the key and what its value should look like."""
 
 
+# In each table, Annotated[type, form, example] is a key with the form of its value, which is a
+# regular expression, int, float, [form], {form}, or None for a table.
+
+
 @dataclass(frozen=True)
 class Gpus:
     """One kind of GPU node."""
 
-    gpus_per_node: int
-    cpus_per_gpu: int
-    partition: str = ""
-    constraint: str = ""
-    account: str = ""  # {account} stands for the one given to submit
-    modules_first: list[str] = field(default_factory=list)
-    qos: list[list[str]] = field(default_factory=list)  # (longest time, name)
-    memory_gb: int | None = None  # of a GPU
-    host_memory_gb: int | None = None  # of the node, for each GPU
-    hour_costs: float | None = None  # an hour of a GPU, in the site's unit
-    time_max: str = ""  # the longest that its partition allows, if no QoS says it
+    gpus_per_node: Annotated[int, int, "4"]
+    cpus_per_gpu: Annotated[int, int, "8"]
+    partition: Annotated[str, WORD, '"gpu"'] = ""
+    constraint: Annotated[str, f"{FEATURE}+", '"a100", or "a100|h100"'] = ""
+    account: Annotated[str, r"[\w@.{}-]+", '"{account}@a100"'] = ""  # {account}: that of submit
+    modules_first: Annotated[Sequence, [WORD], '["arch/a100"]'] = ()
+    # (longest time, name)
+    qos: Annotated[Sequence, [[LIMIT, WORD]], '[["02:00:00", "qos_gpu-dev"]]'] = ()
+    memory_gb: Annotated[int | None, int, "80, of a GPU"] = None
+    host_memory_gb: Annotated[int | None, int, "120, of the node for each GPU"] = None
+    hour_costs: Annotated[float | None, float, "1.5, an hour of a GPU, in the site's unit"] = None
+    time_max: Annotated[str, LIMIT, '"120:00:00"'] = ""  # of its partition, if no QoS says it
 
     @property
     def longest(self) -> str:
@@ -59,11 +67,11 @@ class Gpus:
 class Storage:
     """One place for files."""
 
-    path: str
-    holds: str  # what belongs there
-    quota: str = ""
-    files: int | None = None  # and folders, however small
-    purged_days: int | None = None  # after which untouched files are removed
+    path: Annotated[str, r"\S+", '"$WORK"']
+    holds: Annotated[str, r".+", '"code, environments and results"']
+    quota: Annotated[str, r".+", '"5 TB for each project"'] = ""
+    files: Annotated[int | None, int, "500_000, and folders"] = None
+    purged_days: Annotated[int | None, int, "30"] = None  # after which untouched files are removed
 
 
 @dataclass(frozen=True)
@@ -71,61 +79,33 @@ class Site:
     """One cluster."""
 
     name: str
-    gpus: dict[str, Gpus]
-    description: str = ""
-    cluster: str = ""
-    default: str = ""
-    account: str = ""
-    hint: str = ""
-    gres: str = "gpu:{n}"  # the request for n GPUs of a node; "" for none
-    modules: list[str] = field(default_factory=list)
-    activate: str = ""  # a file to source, such as $WORK/venv/bin/activate
-    environment: dict[str, str] = field(default_factory=dict)
-    options: list[str] = field(default_factory=list)  # additional #SBATCH lines
-    signal_s: int = 90  # before the time limit, for a last checkpoint
-    unit: str = "GPU hours"  # in which hours are charged
-    container: str = ""  # the program that runs containers
-    storage: dict[str, Storage] = field(default_factory=dict)
+    gpus: Annotated[dict, None, "a table [gpus.a100] for each kind of node"]  # Gpus by name
+    description: Annotated[str, r".*", '"our cluster"'] = ""
+    cluster: Annotated[str, WORD, '"jean-zay"'] = ""
+    default: Annotated[str, WORD, '"a100", one of [gpus.*]'] = ""
+    account: Annotated[str, WORD, '"xyz"'] = ""
+    hint: Annotated[str, WORD, '"nomultithread"'] = ""
+    # The request for n GPUs of a node; "" for none.
+    gres: Annotated[str, r"(?:[\w.,:/+=-]|\{n\})*", '"gpu:{n}"'] = "gpu:{n}"
+    modules: Annotated[Sequence, [WORD], '["pytorch-gpu/py3.11/2.7.0"]'] = ()
+    activate: Annotated[str, EXPANDED, '"$WORK/venv/bin/activate"'] = ""  # a file to source
+    environment: Annotated[
+        dict, {VALUE}, 'DLOJZ_DATA = "$SCRATCH/imagenet" below [environment]'
+    ] = field(default_factory=dict)
+    # Additional #SBATCH lines.
+    options: Annotated[Sequence, [OPTION], '["--mem=0", "--gpus-per-node={n}"]'] = ()
+    signal_s: Annotated[int, int, "90, in seconds"] = 90  # before the time limit, to save
+    unit: Annotated[str, r".+", '"GPU hours"'] = "GPU hours"  # in which hours are charged
+    container: Annotated[str, WORD, '"apptainer"'] = ""  # the program that runs containers
+    storage: Annotated[dict, None, "a table [storage.work] for each place for files"] = field(
+        default_factory=dict
+    )
 
 
-# By key: its form and an example. Forms: a regular expression, int, float, [form], {form}.
-KEYS = {
-    "description": (r".*", '"our cluster"'),
-    "cluster": (WORD, '"jean-zay"'),
-    "default": (WORD, '"a100", one of [gpus.*]'),
-    "account": (WORD, '"xyz"'),
-    "hint": (WORD, '"nomultithread"'),
-    "gres": (r"(?:[\w.,:/+=-]|\{n\})*", '"gpu:{n}"'),
-    "modules": ([WORD], '["pytorch-gpu/py3.11/2.7.0"]'),
-    "activate": (EXPANDED, '"$WORK/venv/bin/activate"'),
-    "environment": ({VALUE}, 'DLOJZ_DATA = "$SCRATCH/imagenet" below [environment]'),
-    "options": ([rf"--(?:{FEATURE}|\{{n\}})+"], '["--mem=0", "--gpus-per-node={n}"]'),
-    "signal_s": (int, "90, in seconds"),
-    "gpus": (None, "a table [gpus.a100] for each kind of node"),
-    "storage": (None, "a table [storage.work] for each place for files"),
-    "unit": (r".+", '"GPU hours"'),
-    "container": (WORD, '"apptainer"'),
-}
-GPU_KEYS = {
-    "gpus_per_node": (int, "4"),
-    "cpus_per_gpu": (int, "8"),
-    "partition": (WORD, '"gpu"'),
-    "constraint": (f"{FEATURE}+", '"a100", or "a100|h100"'),
-    "account": (r"[\w@.{}-]+", '"{account}@a100"'),
-    "modules_first": ([WORD], '["arch/a100"]'),
-    "qos": ([[LIMIT, WORD]], '[["02:00:00", "qos_gpu-dev"]]'),
-    "memory_gb": (int, "80, of a GPU"),
-    "host_memory_gb": (int, "120, of the node for each GPU"),
-    "hour_costs": (float, "1.5, an hour of a GPU, in the site's unit"),
-    "time_max": (LIMIT, '"120:00:00"'),
-}
-STORAGE_KEYS = {
-    "path": (r"\S+", '"$WORK"'),
-    "holds": (r".+", '"code, environments and results"'),
-    "quota": (r".+", '"5 TB for each project"'),
-    "files": (int, "500_000, and folders"),
-    "purged_days": (int, "30"),
-}
+def keys(kind) -> dict[str, tuple]:
+    """Return the form and an example of each key of a kind of table."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    return {name: hint.__metadata__ for name, hint in hints if get_origin(hint) is Annotated}
 
 
 def seconds(time_max: str) -> int:
@@ -176,18 +156,14 @@ def read(path: Path) -> Site:
         raise SiteError(f"{path}: can't be read as TOML: {error}") from None
     except RecursionError:
         raise SiteError(f"{path}: can't be read as TOML: it is nested too deeply") from None
-    _check(path, "", found, KEYS, ("gpus",))
-    if not found["gpus"] or not isinstance(found["gpus"], dict):
-        raise SiteError(f"{path}: gpus: expected {KEYS['gpus'][1]}")
-    for kind, table in found["gpus"].items():
-        _check(path, f"gpus.{kind}.", table, GPU_KEYS, ("gpus_per_node", "cpus_per_gpu"))
-    found["gpus"] = {kind: Gpus(**table) for kind, table in found["gpus"].items()}
-    places = found.get("storage", {})
-    if not isinstance(places, dict):
-        raise SiteError(f"{path}: storage: expected {KEYS['storage'][1]}")
-    for name, table in places.items():
-        _check(path, f"storage.{name}.", table, STORAGE_KEYS, ("path", "holds"))
-    found["storage"] = {name: Storage(**table) for name, table in places.items()}
+    _check(path, "", found, Site)
+    for name, kind in (("gpus", Gpus), ("storage", Storage)):
+        tables = found.setdefault(name, {})
+        if not isinstance(tables, dict) or (kind is Gpus and not tables):
+            raise SiteError(f"{path}: {name}: expected {keys(Site)[name][1]}")
+        for each, table in tables.items():
+            _check(path, f"{name}.{each}.", table, kind)
+        found[name] = {each: kind(**table) for each, table in tables.items()}
     found.setdefault("default", next(iter(found["gpus"])))
     if found["default"] not in found["gpus"]:
         raise SiteError(
@@ -196,23 +172,26 @@ def read(path: Path) -> Site:
     return Site(Path(path).stem, **found)
 
 
-def _check(path, prefix, table, keys, required):
+def _check(path, prefix, table, kind):
+    """Raise SiteError for a key that is not of this kind of table, misses, or has a wrong value."""
     if not isinstance(table, dict):
         raise SiteError(f"{path}: {prefix[:-1]} = {table!r}: expected a table [{prefix[:-1]}]")
-    for key, value in table.items():
-        if key not in keys:
-            near = difflib.get_close_matches(key, keys, 1)
+    known = keys(kind)
+    for name, value in table.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
             guess = f"did you mean {near[0]}? " if near else ""
-            raise SiteError(f"{path}: unknown key {prefix}{key}: {guess}Known: {', '.join(keys)}")
-        form, example = keys[key]
+            raise SiteError(f"{path}: unknown key {prefix}{name}: {guess}Known: {', '.join(known)}")
+        form, example = known[name]
         if form is not None and (wrong := _misfit(value, form)) is not None:
             why = wrong and f"{wrong!r} can't be in it: "
             raise SiteError(
-                f"{path}: {prefix}{key} = {value!r}: {why}expected something like {example}"
+                f"{path}: {prefix}{name} = {value!r}: {why}expected something like {example}"
             )
-    for key in required:
-        if key not in table:
-            raise SiteError(f"{path}: no {prefix}{key}: expected something like {keys[key][1]}")
+    required = {key.name for key in fields(kind) if key.default is key.default_factory is MISSING}
+    for name, (_, example) in known.items():
+        if name in required and name not in table:
+            raise SiteError(f"{path}: no {prefix}{name}: expected something like {example}")
 
 
 def _misfit(value, form) -> str | None:

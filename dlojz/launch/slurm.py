@@ -49,9 +49,9 @@ def _cluster() -> str:
 # Submitting ------------------------------------------------------------------------------------
 
 
-def site(name: str | None = None) -> sites.Site:
+def site() -> sites.Site:
     """Return the site of this cluster. Raises SiteError."""
-    return sites.read(sites.find(name, _cluster()))
+    return sites.read(sites.find(cluster=_cluster()))
 
 
 def shape(n_gpu: int, gpus: sites.Gpus) -> tuple[int, int]:
@@ -88,34 +88,26 @@ def kind_of(site: sites.Site, account: str | None) -> tuple[sites.Gpus, str]:
     return gpus, gpus.account.replace("{account}", name) or name
 
 
-def render(
-    template: str,
-    site: sites.Site,
-    n_gpu: int,
-    time_max_s: int,
-    name: str = "dlojz",
-    account: str | None = None,
-    module: str | None = None,
-) -> str:
+def render(template: str, site: sites.Site, request) -> str:
     """Return the whole script; `template` is slurm/job.sbatch. Asks and writes nothing."""
-    gpus, charged = _charged(site, account, time_max_s)
-    nodes, per_node = shape(n_gpu, gpus)
+    gpus, charged = _charged(site, request.account, request.time_max_s)
+    nodes, per_node = shape(request.n_gpu, gpus)
     options = {
-        "job-name": job_name(name),  # the original is in job.json
+        "job-name": job_name(request.name),  # the original is in job.json
         **charged,
         "nodes": nodes,
         "ntasks-per-node": per_node,
         "gres": site.gres.replace("{n}", str(per_node)),
         "cpus-per-task": gpus.cpus_per_gpu,
         "hint": site.hint,
-        "time": _slurm_time(time_max_s),
+        "time": _slurm_time(request.time_max_s),
         "signal": f"B:USR1@{site.signal_s}",
     }
-    lines = [f"#SBATCH --{option}={value}" for option, value in options.items() if value != ""]
+    lines = [f"#SBATCH {word}" for word in _words(options)]
     for option in site.options:  # Slurm counts --gpus for the job, and all others for a node
-        count = n_gpu if option.startswith("--gpus=") else per_node
+        count = request.n_gpu if option.startswith("--gpus=") else per_node
         lines.append(f"#SBATCH {option.replace('{n}', str(count))}")
-    modules = [*gpus.modules_first, *([module] if module else site.modules)]
+    modules = [*gpus.modules_first, *([request.module] if request.module else site.modules)]
     if modules:
         lines += ["", "module purge", *(f"module load {shlex.quote(m)}" for m in modules)]
     if site.activate:
@@ -143,9 +135,12 @@ def _charged(site, account, time_max_s):
     return gpus, options | {"constraint": gpus.constraint, "qos": gpus.qos_for(time_max_s)}
 
 
-def charged(site: sites.Site, account: str | None, time_max_s: int = 600) -> list[str]:
-    """Return these options as words, for a script that brings all others along."""
-    _, options = _charged(site, account, time_max_s)
+def charged(site: sites.Site, account: str | None) -> list[str]:
+    """Return these options of a job of 10 minutes, for a script that brings all others along."""
+    return _words(_charged(site, account, 600)[1])
+
+
+def _words(options) -> list[str]:
     return [f"--{option}={value}" for option, value in options.items() if value != ""]
 
 
@@ -170,12 +165,8 @@ class Slurm:
         return _script(request, site())
 
     def submit(self, runs: Sequence[Path], requests: Sequence):
-        """Submit the jobs in these folders, which already hold their trainers."""
-        for run, request in zip(runs, requests, strict=True):
-            self._submit(run, request)
-
-    def _submit(self, run, request):
-        here = site()
+        """Submit the job in this folder, which already holds its trainer."""
+        (run,), (request,), here = runs, requests, site()
         (run / SCRIPT).write_text(_script(request, here), encoding="utf-8")
         with numbered(run, lambda: request.to_dict() | {"site": here.name}) as number:
             try:
@@ -262,8 +253,7 @@ def _unclear(name) -> str:
 
 def _script(request, here) -> str:
     template = (course_root() / "slurm" / SCRIPT).read_text(encoding="utf-8")
-    r = request
-    return render(template, here, r.n_gpu, r.time_max_s, r.name, r.account, r.module)
+    return render(template, here, request)
 
 
 def _sbatch(run: Path, here: sites.Site, request) -> str:
