@@ -76,7 +76,6 @@ def test_a_damaged_file_beside_them_hides_no_job(file, runs):
 
 def test_a_damaged_index_is_made_again(runs):
     for make, _ in DAMAGED.values():
-        job_module._indices.clear()
         index = runs / job_module.INDEX
         index.rmdir() if index.is_dir() else index.unlink(missing_ok=True)
         make(index)
@@ -119,16 +118,17 @@ def test_what_a_job_was_cancelled_for_is_told_by_its_cause_alone(reason, cause, 
     assert rows()["0002"] == (state, reason)
 
 
-@pytest.mark.parametrize(("cause", "again"), [(Cause.LOST, "COMPLETED"), (None, "FAILED")])
-def test_a_job_that_is_lost_is_looked_at_again(cause, again, runs):
+@pytest.mark.parametrize("cause", [Cause.LOST, None])
+def test_only_a_job_that_is_lost_is_looked_at_again(cause, runs):
     """A keeper may still find out more."""
     lost = ENDED | {"state": "FAILED", "reason": "reworded", "cause": cause}
-    (runs / "0002" / "state.json").write_text(json.dumps(lost))
-    mark = os.stat(runs / "0002")
-    assert rows()["0002"] == ("FAILED", "reworded")
-    (runs / "0002" / "state.json").write_text(json.dumps(ENDED))
-    os.utime(runs / "0002", ns=(mark.st_atime_ns, mark.st_mtime_ns))
-    assert rows()["0002"][0] == again
+    (runs / "0001" / "state.json").write_text(json.dumps(lost))
+    (runs / "0001" / "job.json").write_text(json.dumps(JOB | {"submitted": time.time()}))
+    mark = os.stat(runs / "0001")
+    assert rows()["0001"] == ("FAILED", "reworded")
+    (runs / "0001" / "state.json").write_text('{"state": "RUNNING"}')
+    os.utime(runs / "0001", ns=(mark.st_atime_ns, mark.st_mtime_ns))
+    assert ("0001" in [row[0] for row in queue(last=1).rows]) == (cause == Cause.LOST)
 
 
 @pytest.mark.parametrize("values", [(1e308, -1e308), (-1e308, 1e308), (10**300, None), (0, 1e300)])
@@ -139,13 +139,42 @@ def test_times_may_be_any_numbers(values, runs):
     assert len(rows()) == 3
 
 
-@pytest.mark.parametrize("field", ["state", "reason", "started", "slurm"])
-def test_a_field_of_another_type_damages_one_job_only(field, runs):
-    for file, table in (("job.json", JOB), ("state.json", ENDED)):
-        (runs / "0002" / file).write_text(json.dumps(table | {field: [1]}))
+ODD = {  # by file: well-formed, and not what a table of jobs can show
+    "job.json": [{"name": "x"}, {"command": 5, "name": "x"}, {"command": [5], "name": 5}]
+    + [JOB | {field: [1]} for field in ("reason", "started", "slurm")],
+    "state.json": [{}, {"state": "ODD"}, {"state": "FAILED", "started": "x"}]
+    + [ENDED | {field: [1]} for field in ("state", "reason", "started", "slurm")],
+}
+
+
+@pytest.mark.parametrize("file", ODD)
+def test_a_file_with_a_field_of_another_type_damages_one_job_only(file, runs):
+    for number, content in enumerate(ODD[file], 4):
+        shutil.copytree(runs / "0001", run := runs / f"{number:04d}")
+        (run / file).write_text(json.dumps(content))
+        assert repr(find(number))
     found = rows()
-    assert found.pop("0002")[1].startswith("its files are damaged")
-    assert len(found) == 2
+    assert [found.pop(number)[0] for number in ("0001", "0002", "0003")] == ["COMPLETED"] * 3
+    assert {state for state, _ in found.values()} <= {"FAILED"}
+    assert all(note.startswith("its files are damaged") for _, note in found.values()), found
+
+
+LOGS = {  # of a run by hand
+    "": "RUNNING",
+    "\0\0\0": "RUNNING",
+    '{"event": "end"}\n': "FAILED",
+    '{"event": "start", "schema": 9}\n': "RUNNING",
+    '{}\n{"event": "end", "outcome": [], "error": 5}\n': "FAILED",
+}
+
+
+def test_a_damaged_log_hides_no_other_job(runs):
+    (runs / "0004").mkdir()
+    for text, state in LOGS.items():
+        (runs / "0004" / "events.jsonl").write_text(text)
+        (runs / job_module.INDEX).unlink(missing_ok=True)
+        found = rows()
+        assert (found.pop("0004")[0], len(found)) == (state, 3), text
 
 
 def test_a_name_of_megabytes_is_cut(runs):

@@ -5,6 +5,8 @@ import subprocess
 import time
 from contextlib import contextmanager
 
+from dlojz.launch import State, latest, submit
+
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
 
 
@@ -33,3 +35,18 @@ def locked_by_another(file):
             yield
         finally:
             other.kill()
+
+
+def assert_hostile_names_are_only_names(course):
+    """Submit trainers with such names, for all of them before the first has ended."""
+    jobs = {}
+    for name in ("a'; echo foo", 'q"uote', "sp ace", "$(touch pwned)", "-rf", "é…"):
+        path = course / f"in {name}" / f"{name}.py"
+        path.parent.mkdir()
+        path.write_text("import sys; print(sys.argv[1:])")
+        jobs[name] = submit((str(path), name, "%j", "JobState=FAILED"), name=name)
+    for name, job in jobs.items():
+        assert job.wait(120) == State.COMPLETED, job.explain()
+        assert text(job) == f"{[name, '%j', 'JobState=FAILED']}\n"
+        assert (job.name, latest(name)) == (name, job)
+    assert not (course / "pwned").exists()

@@ -100,9 +100,7 @@ def _report(args):
     if args.all:
         from dlojz.figures import report
 
-        # A series that a check submitted has no log of its own.
-        runs = [job for job in launch.jobs() if not (job.directory / "plan.json").exists()]
-        print(report.compare_runs(runs))
+        print(report.compare_runs([job for job in launch.jobs() if not job.is_series]))
         return
     found = [run for job in args.job for run in _runs_of(_run(job))] or launch.latest()
     _show(found if isinstance(found, list) else [found], args.png)
@@ -132,7 +130,7 @@ def _figure(runs):
 
 def _runs_of(job):
     """Return the runs of a series, such as a check's job; or else the job itself, in a list."""
-    if not isinstance(job, launch.Job) or not (job.directory / "plan.json").exists():
+    if not isinstance(job, launch.Job) or not job.is_series:
         return [job]
     return [run for run in series.folders(job).values() if events_file(run).exists()] or [job]
 

@@ -71,6 +71,11 @@ class Job:
         return shlex.join(map(str, self.info.get("command") or []))
 
     @property
+    def is_series(self) -> bool:
+        """Return whether it does several runs, each with a log of its own: see `launch.series`."""
+        return (self.directory / "plan.json").exists()
+
+    @property
     def launcher(self) -> Here | Slurm:
         """Return the launcher that runs it."""
         return Slurm() if "slurm" in self.info else Here()
@@ -215,7 +220,7 @@ def latest(name: str | None = None) -> Job | list[Job]:
     Without a name, a series that a check or a tool submitted does not count: it has no log.
     """
     for job in reversed(jobs()):
-        if job.info and (name == job.name or (name is None and not _is_series(job))):
+        if job.info and (name == job.name or (name is None and not job.is_series)):
             return _sweep(job) or job
     wanted = f" named {name!r}" if name else ""
     raise LookupError(f"no job{wanted} in {base_folder() / 'runs'}: submit one first")
@@ -229,10 +234,6 @@ def _sweep(job) -> list[Job]:
     except (OSError, RecursionError, TypeError, ValueError):  # no such file, or a torn one
         return []
     return [job for job in found if job.directory.is_dir()]
-
-
-def _is_series(job):
-    return (job.directory / "plan.json").exists()  # see `dlojz.launch.series`
 
 
 def queue(name: str | None = None, last: int = 5) -> Table:
@@ -250,32 +251,31 @@ def queue_row(job: Job, status: dict) -> tuple[str, ...]:
 
 def in_queue(name: str | None = None, last: int = 5) -> list[tuple[Job, dict]]:
     """Return the jobs that `queue` shows, oldest first, each with its present status."""
-    with asking.within(QUEUE_S):
-        return _in_queue(name, last)
-
-
-def _in_queue(name, last):
-    runs = base_folder() / "runs"
+    runs, shown, ended, index = base_folder() / "runs", [], 0, {}
     known = _read_index(runs)
-    shown, ended, index = [], 0, {}
-    for number in _newest_first(runs):
-        mark, entry = _mark(f"{runs}/{number}"), known.get(number)
-        if entry and entry[0] == mark and (ended >= last or name not in (None, entry[1])):
-            index[number] = entry
-            continue
-        known_name, status, final = _seen(runs / number, mark)
-        if final and status.get("cause") != Cause.LOST:  # a keeper may still find out more
-            index[number] = [mark, known_name]
-        if name in (None, known_name) and status and not (final and ended >= last):
-            ended += final
-            shown.append((Job(runs / number), status))
-    _keep_index(runs, index)
+    with asking.within(QUEUE_S):
+        for number in _newest_first(runs):
+            mark, entry = _mark(f"{runs}/{number}"), known.get(number)
+            if entry and entry[0] == mark and (ended >= last or name not in (None, entry[1])):
+                index[number] = entry
+                continue
+            if not _has_begun(runs / number):
+                continue
+            job = Job(runs / number)
+            own_name, status = job.name, job.status
+            final = State(status["state"]).final
+            if final and status.get("cause") != Cause.LOST:  # a keeper may still find out more
+                index[number] = [mark, own_name]
+            if name in (None, own_name) and not (final and ended >= last):
+                ended += final
+                shown.append((job, status))
+    if index != known:
+        with suppress(OSError):  # a full disk: then the next look reads them all
+            write_atomically(runs / INDEX, json.dumps(index))
     return shown[::-1]
 
 
-INDEX = ".ended.json"  # beside the runs: the ended ones, which a look then need not read
-_ended = {}  # (folder, its mark): what `_seen` returns of a job that has ended, read once
-_indices = {}  # folder of runs: {number: [mark, name]} of those that have ended
+INDEX = ".ended.json"  # beside the runs: {number: [mark, name]} of the ended ones
 
 
 def _mark(run: str) -> list[int] | None:
@@ -287,34 +287,12 @@ def _mark(run: str) -> list[int] | None:
     return [found.st_ino, found.st_mtime_ns]
 
 
-def _seen(run, mark) -> tuple[str, dict | None, bool]:
-    """Return a job's name, its status (None before it has begun) and whether that is final."""
-    key = (str(run), *(mark or ()))
-    if key in _ended:
-        return _ended[key]
-    if not _has_begun(run):
-        return "", None, False
-    job, status = Job(run), Job(run).status
-    seen = job.name, status, State(status["state"]).final
-    if seen[2] and status.get("cause") != Cause.LOST:
-        _ended[key] = seen
-    return seen
-
-
-def _read_index(runs):
-    if runs not in _indices:
-        _indices[runs] = {}
-        with suppress(FileError):
-            found = read_table(runs / INDEX).items()
-            _indices[runs] = {n: e for n, e in found if isinstance(e, list) and len(e) == 2}
-    return _indices[runs]
-
-
-def _keep_index(runs, index):
-    if index != _indices[runs]:
-        _indices[runs] = index
-        with suppress(OSError):  # a full disk: then the next process reads them all
-            write_atomically(runs / INDEX, json.dumps(index))
+def _read_index(runs) -> dict[str, list]:
+    """Return what an earlier look kept, by which those that are not shown need not be read."""
+    with suppress(FileError):
+        found = read_table(runs / INDEX).items()
+        return {n: entry for n, entry in found if isinstance(entry, list) and len(entry) == 2}
+    return {}
 
 
 def _cut(text: str, most: int = 60) -> str:

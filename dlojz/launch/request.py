@@ -179,7 +179,7 @@ def made(fill, *args, count: int = 1) -> list[Job]:
 
 def _fill(runs, requests, sources, sweep):
     for run, request, source in zip(runs, requests, sources, strict=True):
-        with _named(run), course.needs_room(run):
+        with _writing(run):
             (run / "trainer.py").write_bytes(source)
             for name, content in {**request.modules, **request.files}.items():
                 (run / name).parent.mkdir(parents=True, exist_ok=True)
@@ -189,15 +189,16 @@ def _fill(runs, requests, sources, sweep):
             if sweep is not None:  # at once: the next may not be submitted
                 sweep.append(run.name)
                 (run / "sweep.json").write_text(json.dumps(sweep), encoding="utf-8")
-    with _named(runs[-1]), course.needs_room(runs[-1]):
+    with _writing(runs[-1]):
         launcher().submit(runs, requests)
 
 
 @contextmanager
-def _named(run):
-    """Add the run's folder to an error of the system."""
+def _writing(run):
+    """Add the run's folder to an error of the system, and the remedy to that of a full disk."""
     try:
-        yield
+        with course.needs_room(run):
+            yield
     except course.NoRoomError:
         raise
     except OSError as error:
