@@ -91,7 +91,6 @@ def submit(
     time_max: str = "00:10:00",
     module: str | None = None,
     account: str | None = None,
-    files: Mapping[str, bytes] | None = None,
     dry_run: bool = False,
 ) -> Job | list[Job] | Script:
     """Run the trainer with its flags as a job, when its turn comes: here, or on Slurm.
@@ -104,7 +103,6 @@ def submit(
         cluster it is stopped earlier, requeued and resumed from its checkpoint, if it keeps one.
     module, account: a cluster loads this module, in place of its site's, and charges this account;
         "xyz@a100" asks for nodes with A100s.
-    files: files to put in the job's folder, by name.
     dry_run: submit nothing, show the script or the command.
     """
     try:
@@ -114,8 +112,7 @@ def submit(
     commands = command if isinstance(command, list) else [command]
     if not commands:
         raise SubmitError("an empty list of commands: expected at least one")
-    about = (n_gpu, name, seconds, account, module, files or {})
-    requests = [Request(_words(each), *about) for each in commands]
+    requests = [Request(_words(c), n_gpu, name, seconds, account, module) for c in commands]
     if dry_run:
         _check(requests[0])
         trainer, *_ = _sources(requests[0].command[0])
@@ -234,9 +231,6 @@ def _check(request):
         raise SubmitError(f"n_gpu={request.n_gpu!r}: expected a whole number of at least 1")
     if request.time_max_s < 1:
         raise SubmitError("time_max is 0: expected HH:MM:SS, such as 00:10:00")
-    for name in request.files:
-        if Path(name).name != name or name in RESERVED:
-            raise SubmitError(f"files: {name!r}: expected a plain name that no file of a job has")
     _or_refuse(launcher().check, request)
 
 
