@@ -9,6 +9,7 @@ import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, NbvalKernelspecManager
 
+from conftest import make_course_folder
 from dlojz.launch import State, submit
 
 ENDINGS = {
@@ -59,16 +60,28 @@ def told(job):
     return {k: str(v).replace(str(job.directory), "RUN") for k, v in (files | state).items()}
 
 
-@pytest.mark.parametrize("code", ENDINGS.values(), ids=ENDINGS)
-def test_a_forked_job_ends_as_any_other(code, script, monkeypatch):
-    path = script("")
-    path.write_text(f"# forked\n{code}")
-    monkeypatch.setenv("TMPDIR", str(path.parent))
-    forked = submit("t.py --flag 'a b'")
-    monkeypatch.delenv("DLOJZ_PYTHON")
-    other = submit("t.py --flag 'a b'")
-    assert forked.wait(60) == other.wait(60), forked.explain()
-    assert told(forked) == told(other)
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory):
+    """What is seen of each ending, of a fork and of a process of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = make_course_folder(tmp_path_factory.mktemp("endings"), patch)
+        for name, code in ENDINGS.items():
+            (folder / f"{name}.py").write_text(f"# forked\n{code}")
+        commands = [f"'{name}.py' --flag 'a b'" for name in ENDINGS]
+        patch.setenv("TMPDIR", str(folder))
+        forked = submit(commands)
+        patch.delenv("DLOJZ_PYTHON")
+        others = submit(commands)
+        for job in (*forked, *others):
+            job.wait(60)
+        pairs = zip(forked, others, strict=True)
+        return {name: tuple(map(told, pair)) for name, pair in zip(ENDINGS, pairs, strict=True)}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_forked_job_ends_as_any_other(ending, endings):
+    forked, other = endings[ending]
+    assert forked == other
 
 
 OF_TWO = {
