@@ -1,7 +1,7 @@
 """Try settings of a hub without a hub, with the Python of its environment.
 
-hub_settings.py FOLDER TRAINEE   standard input: texts of profiles.toml, a trainee's options and
-                                 forms, homes with a job's log, commands
+hub_settings.py FOLDER TRAINEE   standard input: settings, texts of profiles.toml, a trainee's
+                                 options and forms, homes with a job's log, commands
 
 It prints what came of each.
 """
@@ -22,8 +22,21 @@ def load(name="slurm_cluster.py"):
 
 def refused(text):
     Path(os.environ["HUB_PROFILES"]).write_text(text)
+    return said_of("slurm_cluster.py")
+
+
+def door(settings):
+    usual = dict(os.environ)
+    os.environ |= settings
     try:
-        load()
+        return said_of("one_machine.py")
+    finally:
+        os.environ |= usual
+
+
+def said_of(name):
+    try:
+        load(name)
     except SystemExit as end:
         return str(end)
 
@@ -73,7 +86,7 @@ async def outcomes():
 
 
 given = json.load(sys.stdin)
-said = {"refused": [*map(refused, given["profiles"])]}
+said = {"doors": [*map(door, given["doors"])], "refused": [*map(refused, given["profiles"])]}
 del os.environ["HUB_PROFILES"]
 config = load()
 Server = config.JupyterHub.spawner_class

@@ -11,15 +11,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from journey import REPOSITORY, Lab, jobs, show_all_cells
+from journey import LONG, REPOSITORY, Lab, jobs, show_all_cells
 
 from dlojz.course import progress
-
-LONG = (
-    'flags = f"-e 9999 --data synthetic --model {preset.model} --image-size {preset.image_size}"\n'
-    'job = submit(f"{TRAINER} {flags}", name="long")\n'
-    "monitor(job)"
-)
 
 
 @pytest.fixture(scope="module")
