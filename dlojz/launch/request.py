@@ -129,14 +129,12 @@ def send(requests: Sequence[Request]) -> list[Job]:
     for request in requests:
         _check(request)
     found = {name: _sources(name) for name in dict.fromkeys(r.command[0] for r in requests)}
-    ready = [_with_modules(request, *found[request.command[0]]) for request in requests]
-    requests, sources = zip(*ready, strict=True)
+    requests = [_with_sources(request, *found[request.command[0]]) for request in requests]
     jobs, sweep = [], [] if len(requests) > 1 else None
     size = len(requests) if launcher().whole_sweeps else 1
     for i in range(0, len(requests), size):
-        part = slice(i, i + size)
         try:
-            jobs += made(_fill, requests[part], sources[part], sweep, count=size)
+            jobs += made(_fill, requests[i : i + size], sweep, count=size)
         except BaseException as error:
             error.jobs = jobs
             if jobs:
@@ -174,10 +172,9 @@ def made(fill, *args, count: int = 1) -> list[Job]:
     return [Job(run) for run in runs]
 
 
-def _fill(runs, requests, sources, sweep):
-    for run, request, source in zip(runs, requests, sources, strict=True):
+def _fill(runs, requests, sweep):
+    for run, request in zip(runs, requests, strict=True):
         with _writing(run):
-            (run / "trainer.py").write_bytes(source)
             for name, content in {**request.modules, **request.files}.items():
                 (run / name).parent.mkdir(parents=True, exist_ok=True)
                 (run / name).write_bytes(content)
@@ -261,15 +258,15 @@ def _has_our_python() -> bool:
     return os.environ.get("DLOJZ_PYTHON") in (None, "", sys.executable)
 
 
-def _with_modules(request, trainer, source, modules) -> tuple[Request, bytes]:
-    """Return the request with these modules, and the trainer's source. Raises SubmitError."""
+def _with_sources(request, trainer, source, modules) -> Request:
+    """Return the request with its trainer and these modules. Raises SubmitError."""
     for path in modules:
         if Path(path).parts[0] in RESERVED | set(request.files):
             raise SubmitError(
                 f"{trainer} imports {path}, and a job has another file of that name: rename it, "
                 f"such as {'my_' + path}\n{NOTHING}"
             )
-    return replace(request, modules=modules), source
+    return replace(request, modules=modules, files={**request.files, beside.COPY: source})
 
 
 def _compile(trainer, source):
