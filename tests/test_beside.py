@@ -305,9 +305,8 @@ def test_a_job_without_the_file_is_refused(with_file):
     "command",
     [
         "-m dlojz.dlojz",
-        "-P dlojz/dlojz.py",
+        "-P solutions/dlojz_02_amp.py",
         "-m torch.distributed.run --standalone -m dlojz.dlojz",
-        "-m torch.distributed.run --standalone solutions/dlojz_02_amp.py",
     ],
 )
 def test_each_program_imports_the_file_beside_itself(command, with_file, monkeypatch):
