@@ -20,9 +20,9 @@ LOOK_MS = 250  # between looks at a page: each of them has the browser lay it ou
 ERRORS = ("Traceback (most recent call last)", re.compile(r"^\s*\w+Error: "))
 
 
-LONG = (  # a cell of notebook 01
+LONG = (  # a cell for a notebook that knows its preset
     'flags = f"-e 9999 --data synthetic --model {preset.model} --image-size {preset.image_size}"\n'
-    'job = submit(f"{TRAINER} {flags}", name="long")\n'
+    'job = submit(f"dlojz/dlojz.py {flags}", name="long")\n'
     "monitor(job)"
 )
 
