@@ -14,7 +14,7 @@ from dlojz import cli, course
 from dlojz.check import check, plan
 from dlojz.check import exercise as exercises
 from dlojz.course import progress
-from dlojz.launch import SubmitError, beside, find, jobs, latest, series, submit
+from dlojz.launch import SubmitError, beside, jobs, latest, series, submit
 from dlojz.training import imports
 
 FILES = {
@@ -171,12 +171,6 @@ def test_several_processes_find_the_modules_too(project):
     write(project, {"train.py": f"# forked\n{FILES['train.py']}"})
     job = submit("train.py", n_gpu=2)
     assert job.wait(120) == "COMPLETED", job.explain()
-
-
-def test_a_dry_run_copies_nothing(project):
-    assert repr(submit("train.py", dry_run=True)).endswith("train.py")
-    with pytest.raises(LookupError):
-        find(1)
 
 
 def test_a_module_in_a_folder_of_a_package_is_found(project):

@@ -126,16 +126,6 @@ def test_an_orphan_that_hides_its_run_and_holds_the_device_is_ended(script):
     assert is_gone(int(text(job)))
 
 
-def test_a_stopped_keeper_that_runs_a_job_goes_on_later(script):
-    script("print('done')")
-    job = submit("t.py", time_max="00:01:00")
-    os.kill(keeper(job), signal.SIGSTOP)
-    time.sleep(0.3)
-    assert not job.state.final
-    os.kill(keeper(job), signal.SIGCONT)
-    assert job.wait(30) == State.COMPLETED
-
-
 def test_a_job_whose_keeper_was_stopped_can_be_cancelled(script):
     script(SLEEPS)
     runs, waits = submit("t.py"), submit("t.py")
@@ -189,17 +179,21 @@ def test_a_keeper_that_waits_is_small(script):
         job.cancel()
 
 
-def test_a_process_that_holds_the_device_without_a_ticket_is_left_alone(script):
+@pytest.mark.parametrize("user", [0, 65534])
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user: needs root")
+def test_a_process_that_holds_the_device_without_a_ticket_is_left_alone(script, user):
     """Which socket is whose is read from a list in which others can write."""
     script("print('ran')")
     address = tickets._address(tickets.queue_folder(), "cpu")
-    code = f"import socket; held = socket.socket(socket.AF_UNIX); held.bind({address!r})"
-    code += "; print(1, flush=True); input()"
+    code = f"import os, socket; held = socket.socket(socket.AF_UNIX); held.bind({address!r});"
+    code += f"os.setuid({user}); print(1, flush=True); input()"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
         job = submit("t.py")
-        until(lambda: f"held by process {holder.pid}" in (job.status.get("reason") or ""))
+        until(lambda: "held by" in (job.status.get("reason") or ""))
+        who = "another user's process" if user else f"process {holder.pid}"
+        assert queue().rows[0][5] == f"waits for cpu, held by {who}"
         time.sleep(0.7)  # its waiter has looked twice
         assert holder.poll() is None
         holder.stdin.close()
@@ -349,15 +343,6 @@ def test_what_a_killed_submitter_left_in_the_queues_folder_is_removed_later(scri
     os.utime(left, (1, 1))
     submit("t.py").wait(30)
     until(lambda: [f.name for f in tickets.queue_folder().iterdir()] == [young.name])
-
-
-def test_a_job_that_ended_before_it_began_took_no_negative_time(script):
-    script("")
-    job = submit("t.py")
-    job.wait(30)
-    state = json.loads((job.directory / "state.json").read_text())
-    (job.directory / "state.json").write_text(json.dumps(state | {"ended": 1.0}))
-    assert queue().rows[0][3] == "0:00"
 
 
 def test_a_removed_queue_folder_lets_no_two_jobs_run_at_once(script):
@@ -516,25 +501,6 @@ def test_what_others_put_into_the_queues_folder_stops_nobody(script):
         assert [job.wait(30) for job in jobs] == [State.COMPLETED] * 2
         ended = [job.status["ended"] for job in jobs]
         assert ended == sorted(ended)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user: needs root")
-def test_a_device_that_another_user_holds_is_left_to_them(script):
-    script("print('ran')")
-    name = tickets._address(tickets.queue_folder(), "cpu")
-    code = (
-        f"import os, socket; held = socket.socket(socket.AF_UNIX); held.bind({name!r});"
-        "os.setuid(65534); print(1, flush=True); input()"
-    )
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        other.stdout.readline()
-        job = submit("t.py")
-        until(lambda: "held by" in (job.status.get("reason") or ""))
-        assert queue().rows[0][5] == "waits for cpu, held by another user's process"
-        assert other.poll() is None
-        other.stdin.close()
-    assert job.wait(30) == State.COMPLETED
 
 
 @pytest.mark.parametrize("kind", ["a file", "a link", "not ours"])

@@ -157,12 +157,6 @@ def test_a_job_that_cannot_be_started_says_why(script, monkeypatch):
     assert "/nowhere/python" in job.explain()
 
 
-def test_a_mistyped_option_is_an_error(script):
-    script("")
-    with pytest.raises(TypeError, match="timemax"):
-        submit("t.py", timemax="00:00:01")
-
-
 def test_a_source_in_another_encoding_runs(script):
     path = script("")
     path.write_bytes("# coding: latin-1\nprint('é')".encode("latin-1"))

@@ -410,7 +410,7 @@ def places_of(run):
 
 
 def test_many_monitors_ask_slurm_once_in_two_seconds(on_slurm, script, tmp_path, monkeypatch):
-    script("import time; time.sleep(8)")
+    script("import time; time.sleep(99)")
     jobs = submit([f"t.py {i}" for i in range(8)])
     calls, asked = tmp_path / "calls", tmp_path / "bin"
     asked.mkdir()
@@ -421,7 +421,7 @@ def test_many_monitors_ask_slurm_once_in_two_seconds(on_slurm, script, tmp_path,
     monkeypatch.setenv("PATH", f"{asked}:{os.environ['PATH']}")
     monkeypatch.setattr(asking, "FRESH_S", FRESH_S)
     time.sleep(2.1)  # what was asked while submitting is too old by now
-    end = time.monotonic() + 5
+    end = time.monotonic() + 3
 
     def watch(job):
         while time.monotonic() < end:
@@ -431,7 +431,7 @@ def test_many_monitors_ask_slurm_once_in_two_seconds(on_slurm, script, tmp_path,
     with ThreadPoolExecutor(30) as monitors:
         for watching in [monitors.submit(watch, job) for job in jobs * 4]:
             watching.result()
-    assert calls.read_text().split().count("squeue") <= 4
+    assert calls.read_text().split().count("squeue") <= 3
     assert "scontrol" not in calls.read_text()
 
 
