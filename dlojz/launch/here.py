@@ -95,9 +95,8 @@ class Here:
                 return status
         return status | LOST | {"ended": (run / keeper.STATE).stat().st_mtime}
 
-    def cancel(self, run: Path, info: dict, reason: str = "", cause=None):
-        """Ask the waiter or the keeper to end the job, and wake it."""
-        keeper.cancel(run, reason, cause)
+    def cancel(self, run: Path, info: dict):
+        """Wake the waiter or the keeper, which then sees that the job is to be cancelled."""
         processes.wake(read_table(run / keeper.KEEPER))
 
 

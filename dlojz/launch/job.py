@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from dlojz.course import FileError, base_folder, read_small, read_table, write_atomically
+from dlojz.jobs import keeper
 from dlojz.jobs.keeper import Cause
 from dlojz.launch import asking
 from dlojz.launch.follow import Bar
@@ -90,7 +91,10 @@ class Job:
             if not info.get("command"):
                 raise FileError("job.json has no command")
             found = _checked("state.json", self.launcher.status(self.directory, info))
-            return found | {"state": str(_early(State(found["state"]), found.get("cause")))}
+            state = State(found["state"])
+            if state == State.CANCELLED and found.get("cause") == Cause.ENOUGH:
+                state = State.COMPLETED
+            return found | {"state": str(state)}
         except (KeyError, OSError, TypeError, ValueError) as error:
             said = f"no {error}" if isinstance(error, KeyError) else str(error)
             said = said.replace(f"{self.directory}/", "")  # a table has room for a file's name
@@ -121,7 +125,8 @@ class Job:
         reason: what its status gives afterwards, in place of "cancelled while it ran".
         """
         if not self.state.final:
-            self.launcher.cancel(self.directory, self.info, reason, cause)
+            keeper.cancel(self.directory, reason, cause)
+            self.launcher.cancel(self.directory, self.info)
 
     def end_early(self, why: str):
         """End a job that has done what it was submitted for: its state becomes COMPLETED."""
@@ -139,12 +144,6 @@ class Job:
 
     def __repr__(self):
         return f"<job {self.id} {_cut(self.name)!r}: {self.state}>"
-
-
-def _early(state, cause):
-    """Return COMPLETED for a job that was cancelled because it had done enough."""
-    done = state == State.CANCELLED and cause == Cause.ENOUGH
-    return State.COMPLETED if done else state
 
 
 A_NUMBER = ((int, float), "a number")

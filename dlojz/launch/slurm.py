@@ -206,9 +206,8 @@ class Slurm:
                 course.write_atomically(run / "state.json", json.dumps(found))
         return found
 
-    def cancel(self, run: Path, info: dict, reason: str = "", cause=None):
+    def cancel(self, run: Path, info: dict):
         """End the job, or take it from the queue. Raises SlurmError."""
-        keeper.cancel(run, reason, cause)
         if not info["slurm"]:
             raise SlurmError(_unclear(info["name"]))
         asking.call("scancel", info["slurm"])
