@@ -220,7 +220,7 @@ class _Stat(NamedTuple):
 
 
 def _stat(pid) -> _Stat:
-    """Return what the kernel says of a process; an empty one if it is gone."""
+    """Return the kernel's facts about a process; empty ones if it is gone."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace", encoding="utf-8")
     except OSError:

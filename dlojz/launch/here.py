@@ -81,10 +81,7 @@ class Here:
             os.close(fd)
 
     def status(self, run: Path, info: dict) -> dict:
-        """Return the status that the keeper wrote, or LOST, which nobody writes.
-
-        Then it ended at its last sign of life.
-        """
+        """Return the status in the job's folder; LOST, and since when, if no process keeps it."""
         for _ in range(2):  # a keeper may have followed the waiter just now, or ended
             status, process = read_table(run / keeper.STATE), read_table(run / keeper.KEEPER)
             if status.get("state") not in ("QUEUED", "RUNNING"):

@@ -287,7 +287,7 @@ def _mark(run: str) -> list[int] | None:
 
 
 def _read_index(runs) -> dict[str, list]:
-    """Return what an earlier look kept, by which those that are not shown need not be read."""
+    """Return the index that an earlier look wrote: it spares reading those that are not shown."""
     with suppress(FileError):
         found = read_table(runs / INDEX).items()
         return {n: entry for n, entry in found if isinstance(entry, list) and len(entry) == 2}
