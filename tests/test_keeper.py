@@ -346,7 +346,7 @@ def test_what_a_killed_submitter_left_in_the_queues_folder_is_removed_later(scri
 
 
 def test_a_removed_queue_folder_lets_no_two_jobs_run_at_once(script):
-    script("import time; print(time.time(), flush=True); time.sleep(1.5); print(time.time())")
+    script("import time; print(time.time(), flush=True); time.sleep(0.8); print(time.time())")
     first = submit("t.py")
     until(lambda: text(first))
     shutil.rmtree(tickets.queue_folder())
