@@ -57,7 +57,7 @@ gather() if idr_torch.is_master else evaluate()
 def test_a_run_that_stands_still_is_ended_and_says_where_each_process_stood(script):
     """As if a process had left out a collective. The next run is made all the same."""
     stands, after = script(STANDS, "stands.py"), script("print('made')", "after.py")
-    entries = [series.Entry("stands", stands, [], most_s=5.0), series.Entry("after", after, [])]
+    entries = [series.Entry("stands", stands, [], most_s=3.0), series.Entry("after", after, [])]
     job = series.submit(entries, Request(name="two", n_gpu=2))
     assert job.wait(60) == launch.State.COMPLETED, job.explain()
     folders = series.folders(job)
