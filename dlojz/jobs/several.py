@@ -40,8 +40,9 @@ def main():
         with _memory(entry):
             code = _run(job, folder, entry)
             if code == 0 and entry["replay"]:
-                _end_together(folder / REPLAY, _run(job, folder / REPLAY, entry["replay"]))
-        _end_together(folder, code)
+                replayed = _run(job, folder / REPLAY, entry["replay"])
+                _write_once(folder / REPLAY / "exit_code", replayed)
+        _write_once(folder / "exit_code", code)
         if idr_torch.is_master:
             print(f"{entry['name']}: exit code {code}", flush=True)
 
@@ -64,6 +65,8 @@ def _memory(entry):
 def _run(job, folder, entry) -> int:
     """Make a run in this folder, in a fork; return its exit code, the same in all processes."""
     folder.mkdir(exist_ok=True)
+    own = folder / f"exit_code.rank{idr_torch.rank}"
+    own.unlink(missing_ok=True)  # of this job, before it was requeued
     if idr_torch.size > 1:
         _meet(folder)
     child = os.fork()
@@ -72,17 +75,17 @@ def _run(job, folder, entry) -> int:
         sys.exit()
     code = _wait(child, folder, entry["most_s"])
     processes.end(processes.descendants)  # what it left behind would disturb the next
-    course.write_atomically(folder / f"exit_code.rank{idr_torch.rank}", f"{code}\n")
+    course.write_atomically(own, f"{code}\n")
     while len(codes := _codes(folder)) < idr_torch.size:
         time.sleep(POLL_S)
     return next(filter(None, codes), 0)
 
 
-def _end_together(folder, code):
-    """Write a run's exit code, and wait until it is there: all begin the next run together."""
+def _write_once(file, number):
+    """Write a file in the first process; return in all of them, together, once it is there."""
     if idr_torch.is_master:
-        course.write_atomically(folder / "exit_code", f"{code}\n")
-    while not (folder / "exit_code").exists():
+        course.write_atomically(file, f"{number}\n")
+    while not file.exists():
         time.sleep(POLL_S)
 
 
@@ -92,12 +95,9 @@ def _meet(folder):
     torchrun's own store outlives a run, so the next one would find stale addresses in it.
     """
     file = folder / f"port.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-    if idr_torch.is_master:
-        with socket.socket() as free:
-            free.bind(("", 0))
-            course.write_atomically(file, f"{free.getsockname()[1]}\n")
-    while not file.exists():
-        time.sleep(POLL_S)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        _write_once(file, free.getsockname()[1])
     os.environ["MASTER_PORT"] = file.read_text(encoding="utf-8").strip()
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
 

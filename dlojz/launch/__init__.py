@@ -15,7 +15,6 @@ from dlojz.launch.follow import Now, follow, in_a_notebook
 from dlojz.launch.job import QUEUE, Job, State, find, in_queue, jobs, latest, queue, queue_row
 from dlojz.launch.request import (
     Request,
-    Script,
     SubmitError,
     find_trainer,
     launcher,
@@ -32,7 +31,6 @@ __all__ = [
     "Job",
     "Now",
     "Request",
-    "Script",
     "SlurmError",
     "State",
     "SubmitError",
