@@ -96,133 +96,104 @@ RIGHT = {
 """,
     },
 }
-WRONG = {  # name: (what is replaced in the repaired program, the hint)
-    "NumPy, once for the batch": (
-        NUMPY
+WRONG = {  # by hint, then by name: what is replaced in the repaired program
+    "values": {
+        "NumPy, once for the batch": NUMPY
         | {
             CONSTANTS: """    pixels = (images.numpy() - np.array(MEAN).reshape(-1, 1, 1)) / 70
     return torch.from_numpy(pixels).float()
 """
         },
-        "values",
-    ),
-    "NumPy, once for the batch, and right": (
-        NUMPY
+        "a batch twice in place of another": {
+            EPOCH: EPOCH.replace("data", "[*data[:-1], data[0]]")
+        },
+        "autocast": {
+            "    logits = model(images)\n": """    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(images).float()
+"""
+        },
+        "nothing is clipped": {CLIP: "    return\n"},
+        "nothing is updated": {STEP: ""},
+        "another loss": {COUNT: "", MEAN: "    return losses.mean()\n"},
+    },
+    "arrays": {
+        "NumPy, once for the batch, and right": NUMPY
         | {
             CONSTANTS: """    mean, std = (np.array(v).reshape(-1, 1, 1) for v in (MEAN, STD))
     return torch.from_numpy((images.cpu().numpy() - mean) / std).float()
 """
         },
-        "arrays",
-    ),
-    "constants made for each batch": ({"@functools.cache\n": ""}, "constants"),
-    "constants in float64": (
-        {
+    },
+    "constants": {
+        "constants made for each batch": {"@functools.cache\n": ""},
+        "constants in float64": {
             "torch.tensor(values, device=device)": "torch.tensor(values, dtype=torch.float64)",
             "    return (images - mean) / std\n": "    return ((images - mean) / std).float()\n",
         },
-        "constants",
-    ),
-    "image by image without a question": (
-        {
+    },
+    "images": {
+        "image by image without a question": {
             WHERE: """    pairs = zip(batch.images, batch.flip, batch.light, strict=True)
     return torch.stack([torch.where(f, i.flip(-1), i) * li for i, f, li in pairs])
 """
         },
-        "images",
-    ),
-    "classes counted by a loop": (
-        {COUNT: "    images = torch.stack([(labels == k).sum() for k in range(CLASSES)])\n"},
-        "classes",
-    ),
-    "bincount, which waits": (
-        {COUNT: "    images = torch.bincount(labels, minlength=CLASSES)\n"},
-        "classes",
-    ),
-    "the norm is asked for": (
-        {CLIP: CLIP.replace("LIMIT)", "LIMIT, error_if_nonfinite=True)")},
-        "norm",
-    ),
-    "the second pass moves into the loop": (
-        {
+    },
+    "classes": {
+        "classes counted by a loop": {
+            COUNT: "    images = torch.stack([(labels == k).sum() for k in range(CLASSES)])\n"
+        },
+        "bincount, which waits": {
+            COUNT: "    images = torch.bincount(labels, minlength=CLASSES)\n"
+        },
+    },
+    "norm": {
+        "the norm is asked for": {CLIP: CLIP.replace("LIMIT)", "LIMIT, error_if_nonfinite=True)")},
+    },
+    "counts": {
+        "the second pass moves into the loop": {
             EPOCH: "(train_step(model, optimizer, batch)[0], "
             "(model(normalised(augmented(batch))).argmax(1) == batch.labels).sum()) "
             "for batch in data"
         },
-        "counts",
-    ),
-    "a second pass that nobody needs": (
-        {STEP: "    with torch.no_grad():\n        model(images)\n    optimizer.step()\n"},
-        "passes",
-    ),
-    "the loss is read in each step": (
-        {RETURNED: f"    loss.item()\n{RETURNED}"},
-        "elsewhere",
-    ),
-    "the loop over the images moves elsewhere": (
-        {
+        "counted after the step": {RETURNED: f"    logits = model(images)\n{RETURNED}"},
+        "the wrong answers are counted": {RETURNED: RETURNED.replace("==", "!=")},
+    },
+    "passes": {
+        "a second pass that nobody needs": {
+            STEP: "    with torch.no_grad():\n        model(images)\n    optimizer.step()\n"
+        },
+    },
+    "elsewhere": {
+        "the loss is read in each step": {RETURNED: f"    loss.item()\n{RETURNED}"},
+        "the loop over the images moves elsewhere": {
             "images, labels = normalised(augmented(batch)), batch.labels": (
                 "each = (Batch(*(t[i : i + 1] for t in batch)) for i in range(len(batch[0])))\n"
                 "    parts = [augmented(one) for one in each]\n"
                 "    images, labels = normalised(torch.cat(parts)), batch.labels"
             )
         },
-        "elsewhere",
-    ),
-    "fewer batches": ({EPOCH: EPOCH.replace("data", "data[:-1]")}, "batches"),
-    "half of each batch": (
-        {EPOCH: EPOCH.replace("batch)", "Batch(*(t[::2] for t in batch)))")},
-        "batches",
-    ),
-    "a batch twice in place of another": (
-        {EPOCH: EPOCH.replace("data", "[*data[:-1], data[0]]")},
-        "values",
-    ),
-    "a smaller model": ({"(16, 32, 64, 64)": "(16, 32, 64)"}, "model"),
-    "a model in 16 bits": (
-        {"model = model.to(device)": "model = model.to(device, torch.bfloat16)"},
-        "model",
-    ),
-    "autocast": (
-        {
-            "    logits = model(images)\n": """    with torch.autocast("cpu", torch.bfloat16):
-        logits = model(images).float()
-"""
+    },
+    "batches": {
+        "fewer batches": {EPOCH: EPOCH.replace("data", "data[:-1]")},
+        "half of each batch": {EPOCH: EPOCH.replace("batch)", "Batch(*(t[::2] for t in batch)))")},
+    },
+    "model": {
+        "a smaller model": {"(16, 32, 64, 64)": "(16, 32, 64)"},
+        "a model in 16 bits": {
+            "model = model.to(device)": "model = model.to(device, torch.bfloat16)"
         },
-        "values",
-    ),
-    "nothing is clipped": ({CLIP: "    return\n"}, "values"),
-    "nothing is updated": ({STEP: ""}, "values"),
-    "another loss": (
-        {COUNT: "", MEAN: "    return losses.mean()\n"},
-        "values",
-    ),
-    "counted after the step": (
-        {RETURNED: f"    logits = model(images)\n{RETURNED}"},
-        "counts",
-    ),
-    "the wrong answers are counted": ({RETURNED: RETURNED.replace("==", "!=")}, "counts"),
-    "half of the validation": (
-        {EVALUATE: f"{EVALUATE}    data = data[::2]\n"},
-        "validation",
-    ),
-    "no validation": (
-        {EVALUATE: f"{EVALUATE}    return 3.5, len(data)\n"},
-        "validation",
-    ),
-    "another mean of the validation": (
-        {VALIDATED: "    return total, right\n"},
-        "validation",
-    ),
-    "the first validation is kept": (
-        {
+    },
+    "validation": {
+        "half of the validation": {EVALUATE: f"{EVALUATE}    data = data[::2]\n"},
+        "no validation": {EVALUATE: f"{EVALUATE}    return 3.5, len(data)\n"},
+        "another mean of the validation": {VALIDATED: "    return total, right\n"},
+    },
+    "cached": {
+        "the first validation is kept": {
             EVALUATE: f"KEPT = []\n\n\n{EVALUATE}    if KEPT:\n        return KEPT[0]\n",
             VALIDATED: "    KEPT.append((total / len(data), right))\n    return KEPT[0]\n",
         },
-        "cached",
-    ),
-    "the first losses are kept": (
-        {
+        "the first losses are kept": {
             "    model.train()\n": "    model.train()\n    first = not LOSSES\n",
             "def train_epoch": "LOSSES = []\n\n\ndef train_epoch",
             "    return torch.stack(losses), torch.stack(right)\n": """    if first:
@@ -230,20 +201,17 @@ WRONG = {  # name: (what is replaced in the repaired program, the hint)
     return LOSSES[0]
 """,
         },
-        "cached",
-    ),
-    "augmented where no clock runs": (
-        {DRAWN: f"        images = images * light.view(-1, 1, 1, 1)\n{DRAWN}"},
-        "outside",
-    ),
-    "work that goes on": (
-        {
+    },
+    "outside": {
+        "augmented where no clock runs": {
+            DRAWN: f"        images = images * light.view(-1, 1, 1, 1)\n{DRAWN}"
+        },
+        "work that goes on": {
             "import functools\n": "import functools\nimport threading\n",
             VALIDATED: "    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
             + VALIDATED,
         },
-        "outside",
-    ),
+    },
 }
 
 
@@ -287,10 +255,9 @@ def test_a_fault_that_is_left_gets_its_hint_and_is_the_only_one(verdict, name):
     assert [f.hint for f in failed] == [FAULTS[name]], found
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_repair_gets_its_hint(verdict, name):
-    changes, hint = WRONG[name]
-    found = verdict(changed(changes))
+@pytest.mark.parametrize(("hint", "name"), [(h, name) for h in WRONG for name in WRONG[h]])
+def test_a_wrong_repair_gets_its_hint(verdict, hint, name):
+    found = verdict(changed(WRONG[hint][name]))
     assert found.hint_key == hint, found
 
 
@@ -352,7 +319,7 @@ def test_pairs_end_as_soon_as_they_decide(monkeypatch):
             return clock[self.module]
 
         def results(self):
-            return {name: torch.ones(2) for name in slow.RESULTS}
+            return {name: torch.ones(2) for name in facts.RESULTS}
 
     monkeypatch.setattr(slow, "Job", Job)
     assert len(slow.timed("mine", "clean", args)["mine_s"]) == facts.LOOK
@@ -410,8 +377,7 @@ def test_a_file_that_does_not_run_has_its_hint(prepared, change, told):
 
 def test_each_hint_is_that_of_a_test():
     known = {*exercise.find("04_slow").hints}
-    tested = {*FAULTS.values(), *(hint for _, hint in WRONG.values())}
-    assert known - tested == {"failed", "time", "unmeasured"}
+    assert known - {*FAULTS.values(), *WRONG} == {"failed", "time", "unmeasured"}
 
 
 # The costs ---------------------------------------------------------------------------------------

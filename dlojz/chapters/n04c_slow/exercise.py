@@ -74,19 +74,15 @@ def _same_work(file, seen, off):
     yield Finding(
         SAME, "validated", "images validated", ok, str(known), str(expected), "validation"
     )
-    for what, error in off.items():
-        hint = "counts" if "right" in what else "validation" if "validation" in what else "values"
-        yield Finding(SAME, what, what, _close(what, error), _off(what, error), "equal", hint)
+    for name, error in off.items():
+        what, hint, counted = slow.RESULTS[name]
+        ok = _close(name, error)
+        text = f"{error:g} differ" if counted else f"off by {error:.2g} of it"
+        yield Finding(SAME, what, what, ok, "equal" if ok else text, "equal", hint)
 
 
-def _close(what, error):
-    return error <= (FLIPS if "right" in what else CLOSE)
-
-
-def _off(what, error):
-    if _close(what, error):
-        return "equal"
-    return f"{error:g} differ" if "right" in what else f"off by {error:.2g} of it"
+def _close(name, error):
+    return error <= (FLIPS if slow.RESULTS[name].counted else CLOSE)
 
 
 def _each_run(times):
@@ -97,7 +93,7 @@ def _each_run(times):
         return Finding(*which, State.UNMEASURED, "not timed", todo, "unmeasured")
     off = [{name for name, error in run.items() if not _close(name, error)} for run in differ]
     wrong = [names for names in off if names]
-    counts = wrong and all("right" in name for names in wrong for name in names)
+    counts = wrong and all(slow.RESULTS[name].counted for names in wrong for name in names)
     text = f"wrong in {len(wrong)} of {len(differ)}" if wrong else "equal"
     return Finding(*which, not wrong, text, "equal", "counts" if counts else "cached")
 

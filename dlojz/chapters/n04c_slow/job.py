@@ -27,8 +27,6 @@ INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # these wait
 # Calls that move numbers out of torch or its device, and calls that create them from Python.
 LEAVE = {"numpy", "tolist", "__array__", "cpu"}
 MADE = {"tensor", "as_tensor", "asarray", "from_numpy", "frombuffer"}
-COUNTS = ("right answers", "right answers in the validation")
-RESULTS = ("losses", COUNTS[0], "loss in the validation", COUNTS[1], "change of the weights")
 
 
 def examine(path):
@@ -107,7 +105,7 @@ class Job:
     def results(self) -> dict:
         """Return all results of the run as tensors on the host."""
         values = (*self._found, self._weights() - self._start)
-        return {name: as_tensor(value) for name, value in zip(RESULTS, values, strict=True)}
+        return {name: as_tensor(value) for name, value in zip(cases.RESULTS, values, strict=True)}
 
     def _weights(self):
         return torch.cat([p.detach().flatten() for p in self.model.parameters()])
@@ -126,11 +124,11 @@ def off(mine, clean) -> dict[str, float]:
     Counts differ by a number of answers, all others by a share.
     """
     found = {}
-    for name in RESULTS:
+    for name, (_, _, counted) in cases.RESULTS.items():
         a, b = mine[name], clean[name]
         error = math.inf
         if a.shape == b.shape:
-            error = (a - b).abs().sum().item() if name in COUNTS else session.away([a], [b])
+            error = (a - b).abs().sum().item() if counted else session.away([a], [b])
         found[name] = math.inf if math.isnan(error) else error
     return found
 
