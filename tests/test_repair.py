@@ -71,91 +71,89 @@ centred.register_autograd(
 )
 """
 DISABLED = "    @torch.compiler.disable\n"
-WRONG = {  # name: (what is replaced in the repaired file, the hint)
-    "the branch is deleted": ({BRANCH: ""}, "branch"),
-    "always the one side": ({BRANCH: "        x = x - x.mean()\n"}, "branch"),
-    "the side of the first call": (
-        {
+WRONG = {  # by hint, then by name: what is replaced in the repaired file
+    "branch": {
+        "the branch is deleted": {BRANCH: ""},
+        "always the one side": {BRANCH: "        x = x - x.mean()\n"},
+        "the side of the first call": {
             BRANCH: """        if not hasattr(self, "large"):
             self.large = bool(x.mean() > 0.5)
         x = x - x.mean() if self.large else x
 """
         },
-        "branch",
-    ),
-    "each row by itself": (
-        {BRANCH: "        x = torch.where(x.mean(1, True) > 0.5, x - x.mean(1, True), x)\n"},
-        "branch",
-    ),
-    "the mean has no gradient": (
-        {BRANCH: "        x = torch.where(x.mean() > 0.5, x - x.mean().detach(), x)\n"},
-        "gradients",
-    ),
-    "the counter is deleted": ({BUFFER: "", COUNT: "", LAST: "x"}, "counter"),
-    "counted in place": ({COUNT: "        self.calls += 1\n"}, "in-place"),
-    "the counter is a tensor that stays": ({COUNT: "        self.calls + 1\n"}, "counter"),
-    "counted without a compiler only": (
-        {COUNT: f"        if not torch.compiler.is_compiling():\n    {COUNT}"},
-        "counter",
-    ),
-    "it counts, and the values do not grow": ({LAST: "x"}, "ramp"),
-    "counted afterwards": (
-        {
-            COUNT: "        before, self.calls = self.calls, self.calls + 1\n",
-            LAST: "x * torch.clamp(before / 10, max=1)",
+        "each row by itself": {
+            BRANCH: "        x = torch.where(x.mean(1, True) > 0.5, x - x.mean(1, True), x)\n"
         },
-        "ramp",
-    ),
-    "the print is deleted": ({PRINT: ""}, "message"),
-    "the print stays": ({PRINT: PLAIN}, "breaks"),
-    "the print before everything else": (
-        {PRINT: "", FORWARD: f"{FORWARD}{PLAIN}"},
-        "fullgraph",
-    ),
-    "the print in a function that is not compiled": (
-        {
-            PRINT: "        self.tell(x)\n",
-            FORWARD: f"{DISABLED}    def tell(self, x):\n{PLAIN}\n{FORWARD}",
+        "the largest number decides": {BRANCH: BRANCH.replace("x.mean() >", "x.max() >")},
+        "it decides elsewhere": {BRANCH: BRANCH.replace("> 0.5", "> 0.6")},
+    },
+    "gradients": {
+        "the mean has no gradient": {
+            BRANCH: "        x = torch.where(x.mean() > 0.5, x - x.mean().detach(), x)\n"
         },
-        "breaks",
-    ),
-    "a value for Python": (
-        {BRANCH: "        x = x - x.mean() * float(x.mean().item() > 0.5)\n"},
-        "breaks",
-    ),
-    "the branch stays": (
-        {BRANCH: "        if x.mean() > 0.5:\n            x = x - x.mean()\n"},
-        "breaks",
-    ),
-    "the counter stays": (
-        {BUFFER: "        self.calls = 0\n", LAST: "x * min(1, self.calls / 10)"},
-        "again",
-    ),
-    "a value for Python, in the graph": (
-        {
-            CLASS: f"torch._dynamo.config.capture_scalar_outputs = True\n\n\n{CLASS}",
-            BRANCH: "        x = x - x.mean() * float(x.mean().item() > 0.5)\n",
+    },
+    "counter": {
+        "the counter is deleted": {BUFFER: "", COUNT: "", LAST: "x"},
+        "the counter is a tensor that stays": {COUNT: "        self.calls + 1\n"},
+        "counted without a compiler only": {
+            COUNT: f"        if not torch.compiler.is_compiling():\n    {COUNT}"
         },
-        "opaque",
-    ),
-    "the branch in an operator of its own": (
-        {CLASS: f"{OPERATORS}\n\n{CLASS}", BRANCH: "        x = centred(x)\n"},
-        "opaque",
-    ),
-    "a counter of two numbers": (
-        {
+        "a counter of two numbers": {
             BUFFER: BUFFER.replace("zeros(())", "zeros(2)"),
             LAST: "x * torch.clamp(self.calls[0] / 10, max=1)",
         },
-        "counter",
-    ),
-    "nothing is compiled": ({FORWARD: DISABLED + FORWARD}, "nothing"),
-    "an error in compiled calls only": (
-        {BRANCH: f"{BRANCH}        if torch.compiler.is_compiling():\n            x.stops()\n"},
-        "eager",
-    ),
-    "eager after a few calls, without an error": (
-        {
+    },
+    "in-place": {
+        "counted in place": {COUNT: "        self.calls += 1\n"},
+    },
+    "ramp": {
+        "it counts, and the values do not grow": {LAST: "x"},
+        "counted afterwards": {
+            COUNT: "        before, self.calls = self.calls, self.calls + 1\n",
+            LAST: "x * torch.clamp(before / 10, max=1)",
+        },
+    },
+    "message": {
+        "the print is deleted": {PRINT: ""},
+        "it prints without end": {PRINT: '        print(("y" * 200 + "\\n") * 200)\n'},
+    },
+    "breaks": {
+        "the print stays": {PRINT: PLAIN},
+        "the print in a function that is not compiled": {
+            PRINT: "        self.tell(x)\n",
+            FORWARD: f"{DISABLED}    def tell(self, x):\n{PLAIN}\n{FORWARD}",
+        },
+        "a value for Python": {BRANCH: "        x = x - x.mean() * float(x.mean().item() > 0.5)\n"},
+        "the branch stays": {BRANCH: "        if x.mean() > 0.5:\n            x = x - x.mean()\n"},
+    },
+    "fullgraph": {
+        "the print before everything else": {PRINT: "", FORWARD: f"{FORWARD}{PLAIN}"},
+    },
+    "again": {
+        "the counter stays": {
+            BUFFER: "        self.calls = 0\n",
+            LAST: "x * min(1, self.calls / 10)",
+        },
+    },
+    "opaque": {
+        "a value for Python, in the graph": {
+            CLASS: f"torch._dynamo.config.capture_scalar_outputs = True\n\n\n{CLASS}",
+            BRANCH: "        x = x - x.mean() * float(x.mean().item() > 0.5)\n",
+        },
+        "the branch in an operator of its own": {
+            CLASS: f"{OPERATORS}\n\n{CLASS}",
+            BRANCH: "        x = centred(x)\n",
+        },
+    },
+    "nothing": {
+        "nothing is compiled": {FORWARD: DISABLED + FORWARD},
+        "forced eager": {CLASS: f'torch.compiler.set_stance("force_eager")\n\n\n{CLASS}'},
+    },
+    "eager": {
+        "an error in compiled calls only": {
+            BRANCH: f"{BRANCH}        if torch.compiler.is_compiling():\n            x.stops()\n"
+        },
+        "eager after a few calls, without an error": {
             BUFFER: f"""{BUFFER}        self.passes = 0
         self.last.weight.register_post_accumulate_grad_hook(self.after)
 """,
@@ -165,26 +163,28 @@ WRONG = {  # name: (what is replaced in the repaired file, the hint)
 
 {FORWARD}""",
         },
-        "eager",
-    ),
-    "not a number in one row": (
-        {BRANCH: f"{BRANCH}        x = torch.cat([x[:1] * float('nan'), x[1:]])\n"},
-        "values",
-    ),
-    "the growth does not end": ({LAST: "x * self.calls / 10"}, "values"),
-    "a layer with another name": (
-        {"self.first, self.last = ": "self.one, self.last = ", "self.first(x)": "self.one(x)"},
-        "values",
-    ),
-    "the largest number decides": ({BRANCH: BRANCH.replace("x.mean() >", "x.max() >")}, "branch"),
-    "it decides elsewhere": ({BRANCH: BRANCH.replace("> 0.5", "> 0.6")}, "branch"),
-    "it prints without end": ({PRINT: '        print(("y" * 200 + "\\n") * 200)\n'}, "message"),
-    "errors are hidden from the first call on": (
-        {PRINT: f"{PRINT}            torch._dynamo.config.suppress_errors = True\n"},
-        "suppressed",
-    ),
-    "a function that is compiled already": (
-        {
+    },
+    "values": {
+        "not a number in one row": {
+            BRANCH: f"{BRANCH}        x = torch.cat([x[:1] * float('nan'), x[1:]])\n"
+        },
+        "the growth does not end": {LAST: "x * self.calls / 10"},
+        "a layer with another name": {
+            "self.first, self.last = ": "self.one, self.last = ",
+            "self.first(x)": "self.one(x)",
+        },
+    },
+    "suppressed": {
+        "errors are hidden from the first call on": {
+            PRINT: f"{PRINT}            torch._dynamo.config.suppress_errors = True\n"
+        },
+        "errors are hidden": {
+            CLASS: f"torch._dynamo.config.suppress_errors = True\n\n\n{CLASS}",
+            PRINT: PLAIN,
+        },
+    },
+    "itself": {
+        "a function that is compiled already": {
             CLASS: f"""@torch.compile(backend="eager")
 def centred(x):
     return torch.where(x.mean() > 0.5, x - x.mean(), x)
@@ -193,21 +193,11 @@ def centred(x):
 {CLASS}""",
             BRANCH: "        x = centred(x)\n",
         },
-        "itself",
-    ),
-    "forced eager": ({CLASS: f'torch.compiler.set_stance("force_eager")\n\n\n{CLASS}'}, "nothing"),
-    "errors are hidden": (
-        {
-            CLASS: f"torch._dynamo.config.suppress_errors = True\n\n\n{CLASS}",
-            PRINT: PLAIN,
+        "backend eager": {BUFFER: f'{BUFFER}        self.compile(backend="eager")\n'},
+        "a forward pass that is compiled already": {
+            FORWARD: f'    @torch.compile(backend="eager")\n{FORWARD}'
         },
-        "suppressed",
-    ),
-    "backend eager": ({BUFFER: f'{BUFFER}        self.compile(backend="eager")\n'}, "itself"),
-    "a forward pass that is compiled already": (
-        {FORWARD: f'    @torch.compile(backend="eager")\n{FORWARD}'},
-        "itself",
-    ),
+    },
 }
 
 
@@ -240,10 +230,9 @@ def test_a_right_repair_passes(verdict, name):
     assert found.passed, found
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_repair_gets_its_hint(verdict, name):
-    changes, hint = WRONG[name]
-    found = verdict(changes)
+@pytest.mark.parametrize(("hint", "name"), [(h, name) for h in WRONG for name in WRONG[h]])
+def test_a_wrong_repair_gets_its_hint(verdict, hint, name):
+    found = verdict(WRONG[hint][name])
     assert found.hint_key == hint, found
 
 
@@ -256,8 +245,7 @@ def test_the_solution_differs_in_the_network_only():
 
 
 def test_each_hint_is_that_of_a_wrong_repair_or_of_a_job_that_failed():
-    known = set(exercise.find("09_repair").hints)
-    assert known - {hint for _, hint in WRONG.values()} == {"failed"}
+    assert {*exercise.find("09_repair").hints} == {*WRONG, "failed"}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -30,185 +30,144 @@ INDEX = "    sums = x.new_zeros(segments, x.shape[1]).index_add_(0, ids, x)\n"
 BINCOUNT = "    counts = torch.bincount(ids, minlength=segments)\n"
 ONES = "    counts = x.new_zeros(segments).index_add_(0, ids, x.new_ones(len(ids)))\n"
 DIVIDE = "    return sums / counts.clamp(min=1)[:, None]\n"
+PREPARED = "    counts = torch.zeros_like(sums).scatter_add_(0, where, torch.ones_like(x))\n"
+MEAN = BINCOUNT + DIVIDE
 
 FAST = {
     "the solution": SOLVED.partition('each."""\n')[2].partition("\n\nif ")[0],
-    "index_add_, ones like a column": INDEX
-    + "    ones = torch.ones_like(x[:, 0])\n"
-    + "    counts = x.new_zeros(segments).index_add_(0, ids, ones)\n"
-    + DIVIDE,
-    "index_add_ and bincount": INDEX + BINCOUNT + DIVIDE,
-    "scatter_add_ and bincount": SCATTER + BINCOUNT + DIVIDE,
-    "scatter_add_, a one for each row": SCATTER
-    + "    counts = x.new_zeros(segments).scatter_add_(0, ids, x.new_ones(len(ids)))\n"
-    + "    return sums.div_(counts.clamp_(min=1)[:, None])\n",
-    "scatter_reduce": WHERE
-    + "    out = x.new_zeros(segments, x.shape[1])\n"
-    + '    return out.scatter_reduce(0, where, x, "mean", include_self=False)\n',
+    "index_add_, ones like a column": f"""{INDEX}    ones = torch.ones_like(x[:, 0])
+    counts = x.new_zeros(segments).index_add_(0, ids, ones)
+{DIVIDE}""",
+    "index_add_ and bincount": INDEX + MEAN,
+    "scatter_add_ and bincount": SCATTER + MEAN,
+    "scatter_add_, a one for each row": f"""{SCATTER}    ones = x.new_ones(len(ids))
+    counts = x.new_zeros(segments).scatter_add_(0, ids, ones)
+    return sums.div_(counts.clamp_(min=1)[:, None])
+""",
+    "scatter_reduce": f"""{WHERE}    out = x.new_zeros(segments, x.shape[1])
+    return out.scatter_reduce(0, where, x, "mean", include_self=False)
+""",
 }
 SLOW = {  # right, and slower on a processor than two scatter_add_
-    "sorted, and segment_reduce": BINCOUNT
-    + "    rows = x[ids.argsort(stable=True)]\n"
-    + '    return torch.segment_reduce(rows, "mean", lengths=counts, initial=0)\n',
+    "sorted, and segment_reduce": f"""{BINCOUNT}    rows = x[ids.argsort(stable=True)]
+    return torch.segment_reduce(rows, "mean", lengths=counts, initial=0)
+""",
     "a matrix of zeros and ones": "    belongs = torch.nn.functional.one_hot(ids, segments)\n"
     "    belongs = belongs.T.to(x.dtype)\n"
     "    return belongs @ x / belongs.sum(1, keepdim=True).clamp(min=1)\n",
     "index_reduce_": "    out = x.new_zeros(segments, x.shape[1])\n"
     '    return out.index_reduce_(0, ids, x, "mean", include_self=False)\n',
-    "the prepared one, repaired": SCATTER
-    + "    counts = torch.zeros_like(sums).scatter_add_(0, where, torch.ones_like(x))\n"
-    + "    return sums.div(counts.clamp(min=1))\n",
+    "the prepared one, repaired": SCATTER + PREPARED + "    return sums.div(counts.clamp(min=1))\n",
 }
 CACHED = '    known = segment_mean.__dict__.setdefault("known", {})\n'
-WRONG = {  # name: (the lines of the function, the hint)
-    "a division whose result is thrown away": (
-        SCATTER
-        + "    counts = torch.zeros_like(sums).scatter_add_(0, where, torch.ones_like(x))\n"
-        + "    sums.div(counts.clamp(min=1))\n    return sums\n",
-        "sums",
-    ),
-    "neighbours are counted": (
-        INDEX
-        + "    counts = torch.unique_consecutive(ids, return_counts=True)[1]\n"
-        + "    return sums / counts[:, None]\n",
-        "unsorted",
-    ),
-    "segment_reduce without a sort": (
-        BINCOUNT + '    return torch.segment_reduce(x, "mean", lengths=counts, initial=0)\n',
-        "unsorted",
-    ),
-    "counts of other segments": (
-        INDEX + BINCOUNT + DIVIDE.replace("counts", "counts.flip(0)"),
-        "counts",
-    ),
-    "a mean length": (INDEX + "    return sums / (len(ids) / segments)\n", "counts"),
-    "one row more, against 0 / 0": (
-        INDEX + BINCOUNT + "    return sums / (counts + 1)[:, None]\n",
-        "counts",
-    ),
-    "a small number against 0 / 0": (
-        INDEX + ONES + "    return sums / (counts + 1e-8)[:, None]\n",
-        "counts",
-    ),
-    "0 / 0": (INDEX + BINCOUNT + "    return sums / counts[:, None]\n", "empty"),
-    "an empty segment is 1": (
-        INDEX
-        + BINCOUNT
-        + "    return torch.where(counts[:, None] > 0, sums / counts[:, None], 1.0)\n",
-        "empty",
-    ),
-    "present segments only": (
-        INDEX
-        + "    _, counts = torch.unique(ids, return_counts=True)\n"
-        + "    return sums / counts[:, None]\n",
-        "empty",
-    ),
-    "as many rows as there are ids": (
-        INDEX + BINCOUNT + "    segments = int(ids.max()) + 1\n"
-        "    return (sums / counts.clamp(min=1)[:, None])[:segments]\n",
-        "form",
-    ),
-    "float32 for everything": (
-        "    sums = torch.zeros(segments, x.shape[1]).index_add_(0, ids, x)\n" + BINCOUNT + DIVIDE,
-        "form",
-    ),
-    "no tensor": ("    return x.tolist()\n", "form"),
-    "rounded to float32": (
-        INDEX + BINCOUNT + "    sums = sums.float().to(x.dtype)\n" + DIVIDE,
-        "rounded",
-    ),
-    "rounded to half precision": (
-        INDEX + BINCOUNT + "    sums = sums.half().to(x.dtype)\n" + DIVIDE,
-        "rounded",
-    ),
-    "added up in bfloat16": (
-        "    low = x.bfloat16()\n"
-        "    sums = low.new_zeros(segments, x.shape[1]).index_add_(0, ids, low).to(x.dtype)\n"
-        + BINCOUNT
-        + DIVIDE,
-        "rounded",
-    ),
-    "an integer division": (INDEX + BINCOUNT + DIVIDE.replace("sums /", "sums //"), "whole"),
-    "rounded down": (
-        INDEX
-        + BINCOUNT
-        + '    return torch.div(sums, counts.clamp(min=1)[:, None], rounding_mode="trunc")\n',
-        "whole",
-    ),
-    "detached": (INDEX.replace("x)", "x.detach())") + BINCOUNT + DIVIDE, "gradient"),
-    "without a gradient": (
-        "    with torch.no_grad():\n    " + INDEX.replace("\n", "") + "\n" + BINCOUNT + DIVIDE,
-        "gradient",
-    ),
-    "a part is detached": (
-        INDEX + BINCOUNT + "    sums = sums / 2 + sums.detach() / 2\n" + DIVIDE,
-        "gradient",
-    ),
-    "counts kept by shape": (
-        CACHED
-        + "    if x.shape not in known:\n    "
-        + BINCOUNT.replace("counts =", "    known[x.shape] =")
-        + "    counts = known[x.shape]\n"
-        + INDEX
-        + DIVIDE,
-        "cached",
-    ),
-    "a result kept by tensor": (
-        CACHED
-        + "    if x.data_ptr() not in known:\n    "
-        + INDEX
-        + "    "
-        + BINCOUNT
-        + "        known[x.data_ptr()] = x, sums / counts.clamp(min=1)[:, None]\n"
-        + "    return known[x.data_ptr()][1]\n",
-        "cached",
-    ),
-    "x is changed": (
-        "    x.data.div_(2)\n" + INDEX + BINCOUNT + "    sums = sums * 2\n" + DIVIDE,
-        "arguments",
-    ),
-    "ids are sorted in place": (
-        "    order = ids.argsort()\n    x = x[order]\n    ids.copy_(ids[order])\n"
-        + INDEX
-        + BINCOUNT
-        + DIVIDE,
-        "arguments",
-    ),
-    "a loop over segments": (
-        "    rows = [x[ids == i] for i in range(segments)]\n"
-        "    return torch.stack([r.sum(0) / max(1, len(r)) for r in rows])\n",
-        "loop",
-    ),
-    "a loop over features": (
-        BINCOUNT
-        + "    sums = [x.new_zeros(segments).index_add_(0, ids, row) for row in x.T]\n"
-        + "    sums = torch.stack(sums, 1)\n"
-        + DIVIDE,
-        "loop",
-    ),
-    "a loop over batches of rows": (
-        "    sums = x.new_zeros(segments, x.shape[1])\n"
+WRONG = {  # by hint, then by name: the lines of the function
+    "sums": {
+        "a division whose result is thrown away": f"""{SCATTER}{PREPARED}
+    sums.div(counts.clamp(min=1))
+    return sums
+""",
+    },
+    "unsorted": {
+        "neighbours are counted": f"""{INDEX}
+    counts = torch.unique_consecutive(ids, return_counts=True)[1]
+    return sums / counts[:, None]
+""",
+        "segment_reduce without a sort": f"""{BINCOUNT}
+    return torch.segment_reduce(x, "mean", lengths=counts, initial=0)
+""",
+    },
+    "counts": {
+        "counts of other segments": INDEX + BINCOUNT + DIVIDE.replace("counts", "counts.flip(0)"),
+        "a mean length": INDEX + "    return sums / (len(ids) / segments)\n",
+        "one row more, against 0 / 0": f"""{INDEX}{BINCOUNT}    return sums / (counts + 1)[:, None]
+""",
+        "a small number against 0 / 0": f"""{INDEX}{ONES}    return sums / (counts + 1e-8)[:, None]
+""",
+    },
+    "empty": {
+        "0 / 0": INDEX + BINCOUNT + "    return sums / counts[:, None]\n",
+        "an empty segment is 1": f"""{INDEX}{BINCOUNT}
+    return torch.where(counts[:, None] > 0, sums / counts[:, None], 1.0)
+""",
+        "present segments only": f"""{INDEX}    _, counts = torch.unique(ids, return_counts=True)
+    return sums / counts[:, None]
+""",
+    },
+    "form": {
+        "as many rows as there are ids": f"""{INDEX}{BINCOUNT}
+    segments = int(ids.max()) + 1
+    return (sums / counts.clamp(min=1)[:, None])[:segments]
+""",
+        "float32 for everything": f"""
+    sums = torch.zeros(segments, x.shape[1]).index_add_(0, ids, x)
+{MEAN}""",
+        "no tensor": "    return x.tolist()\n",
+    },
+    "rounded": {
+        "rounded to float32": INDEX + BINCOUNT + "    sums = sums.float().to(x.dtype)\n" + DIVIDE,
+        "rounded to half precision": f"""{INDEX}{BINCOUNT}    sums = sums.half().to(x.dtype)
+{DIVIDE}""",
+        "added up in bfloat16": f"""    low = x.bfloat16()
+    sums = low.new_zeros(segments, x.shape[1]).index_add_(0, ids, low).to(x.dtype)
+{MEAN}""",
+    },
+    "whole": {
+        "an integer division": INDEX + BINCOUNT + DIVIDE.replace("sums /", "sums //"),
+        "rounded down": f"""{INDEX}{BINCOUNT}
+    return torch.div(sums, counts.clamp(min=1)[:, None], rounding_mode="trunc")
+""",
+    },
+    "gradient": {
+        "detached": INDEX.replace("x)", "x.detach())") + MEAN,
+        "without a gradient": f"""    with torch.no_grad():
+    {INDEX}{MEAN}""",
+        "a part is detached": f"""{INDEX}{BINCOUNT}    sums = sums / 2 + sums.detach() / 2
+{DIVIDE}""",
+    },
+    "cached": {
+        "counts kept by shape": f"""{CACHED}    if x.shape not in known:
+    {BINCOUNT}        known[x.shape] = counts
+    counts = known[x.shape]
+{INDEX}{DIVIDE}""",
+        "a result kept by tensor": f"""{CACHED}    if x.data_ptr() not in known:
+    {INDEX}    {BINCOUNT}        known[x.data_ptr()] = x, sums / counts.clamp(min=1)[:, None]
+    return known[x.data_ptr()][1]
+""",
+    },
+    "arguments": {
+        "x is changed": f"""    x.data.div_(2)
+{INDEX}{BINCOUNT}    sums = sums * 2
+{DIVIDE}""",
+        "ids are sorted in place": f"""    order = ids.argsort()
+    x = x[order]
+    ids.copy_(ids[order])
+{INDEX}{MEAN}""",
+    },
+    "loop": {
+        "a loop over segments": """    rows = [x[ids == i] for i in range(segments)]
+    return torch.stack([r.sum(0) / max(1, len(r)) for r in rows])
+""",
+        "a loop over features": f"""{BINCOUNT}
+    sums = [x.new_zeros(segments).index_add_(0, ids, row) for row in x.T]
+    sums = torch.stack(sums, 1)
+{DIVIDE}""",
+        "a loop over batches of rows": "    sums = x.new_zeros(segments, x.shape[1])\n"
         "    for i in range(0, len(x), 64):\n"
-        "        sums = sums.index_add(0, ids[i : i + 64], x[i : i + 64])\n" + BINCOUNT + DIVIDE,
-        "loop",
-    ),
-    "the largest number of each": (
-        WHERE
-        + '    return x.new_zeros(segments, x.shape[1]).scatter_reduce(0, where, x, "amax")\n',
-        "values",
-    ),
-    "an error in each call": ("    return x.stops()\n", "values"),
-    "wrong in long lists only": (
-        INDEX
-        + BINCOUNT
-        + "    sums = sums[:150].repeat(2, 1)[:segments] if segments > 150 else sums\n"
-        + DIVIDE,
-        "long",
-    ),
-    "wrong operands in long lists only": (
-        BINCOUNT + "    assert len(x) < 5000\n" + INDEX + DIVIDE,
-        "long",
-    ),
+        "        sums = sums.index_add(0, ids[i : i + 64], x[i : i + 64])\n" + MEAN,
+    },
+    "values": {
+        "the largest number of each": f"""{WHERE}
+    return x.new_zeros(segments, x.shape[1]).scatter_reduce(0, where, x, "amax")
+""",
+        "an error in each call": "    return x.stops()\n",
+    },
+    "long": {
+        "wrong in long lists only": f"""{INDEX}{BINCOUNT}
+    sums = sums[:150].repeat(2, 1)[:segments] if segments > 150 else sums
+{DIVIDE}""",
+        "wrong operands in long lists only": f"""{BINCOUNT}    assert len(x) < 5000
+{INDEX}{DIVIDE}""",
+    },
 }
 
 
@@ -243,10 +202,9 @@ def test_a_right_answer_that_is_slow_fails_for_its_time_only(verdict, name):
     assert found.hint_key in ("slower", "open"), "open: a machine may be too busy to tell"
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_answer_gets_its_hint(verdict, name):
-    lines, hint = WRONG[name]
-    found = verdict(lines)
+@pytest.mark.parametrize(("hint", "name"), [(h, name) for h in WRONG for name in WRONG[h]])
+def test_a_wrong_answer_gets_its_hint(verdict, hint, name):
+    found = verdict(WRONG[hint][name])
     assert found.hint_key == hint, found
 
 
@@ -266,10 +224,8 @@ def test_the_baseline_is_the_prepared_function_with_its_division_kept():
 
 
 def test_each_hint_is_that_of_a_wrong_answer_or_of_what_no_answer_decides():
-    known = set(exercises.find("04_segments").hints)
-    given = {hint for _, hint in WRONG.values()}
-    assert given <= known
-    assert known - given == {"failed", "slower", "open"}
+    known = {*exercises.find("04_segments").hints}
+    assert known == {*WRONG, "failed", "slower", "open"}
 
 
 @pytest.mark.parametrize(

@@ -104,39 +104,28 @@ def test_a_driver_s_wait_within_a_runtime_s_is_one_wait(tmp_path):
     assert (wait.call, wait.count) == ("urQueueFinish", 2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    "hipDeviceSynchronize hipStreamSynchronize hipEventSynchronize hipMemcpyWithStream hipMemcpy "
-    "urQueueFinish urEventWait piQueueFinish piEventsWait zeCommandQueueSynchronize "
-    "zeFenceHostSynchronize cudaEventSynchronize cuStreamSynchronize cudaMemcpy".split(),
-)
-def test_calls_that_wait(name):
-    assert kinds.WAITS.match(name) or kinds.BLOCKING.match(name)
+WAIT = """hipDeviceSynchronize hipStreamSynchronize hipEventSynchronize hipMemcpyWithStream
+hipMemcpy urQueueFinish urEventWait piQueueFinish piEventsWait zeCommandQueueSynchronize
+zeFenceHostSynchronize cudaEventSynchronize cuStreamSynchronize cudaMemcpy""".split()
+GO_ON = """hipLaunchKernel hipStreamWaitEvent hipMemcpyAsync hipPointerGetAttribute cudaEventRecord
+urEnqueueEventsWaitWithBarrier zeCommandQueueExecuteCommandLists cudaMemcpyAsync""".split()
 
 
-@pytest.mark.parametrize(
-    "name",
-    "hipLaunchKernel hipStreamWaitEvent hipMemcpyAsync hipPointerGetAttribute cudaEventRecord "
-    "urEnqueueEventsWaitWithBarrier zeCommandQueueExecuteCommandLists cudaMemcpyAsync".split(),
-)
-def test_calls_that_do_not(name):
-    assert not kinds.WAITS.match(name)
-    assert not kinds.BLOCKING.match(name)
+def test_calls_that_wait_are_told_from_those_that_do_not():
+    names = WAIT + GO_ON
+    assert [n for n in names if kinds.WAITS.match(n) or kinds.BLOCKING.match(n)] == WAIT
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (AMD[CONV], True),
-        ("Cijk_Ailk_Bljk_SB_MT64x64x8_SE_K1", False),
-        ("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x256x32", True),
-        ("_ZN2ck16tensor_operation6device12kernel_grouped_conv_fwd_xdl_cshuffle_v3", True),
-        (INTEL[CONV], True),
-    ],
-)
-def test_matrix_cores_of_other_makers(name, expected):
-    assert kinds.kind(name) == kinds.MATRIX
-    assert kinds.on_tensor_cores(name) is expected
+def test_matrix_cores_of_other_makers():
+    on_them = [
+        AMD[CONV],
+        "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x256x32",
+        "_ZN2ck16tensor_operation6device12kernel_grouped_conv_fwd_xdl_cshuffle_v3",
+        INTEL[CONV],
+    ]
+    names = [*on_them, "Cijk_Ailk_Bljk_SB_MT64x64x8_SE_K1"]
+    assert {kinds.kind(name) for name in names} == {kinds.MATRIX}
+    assert [kinds.on_tensor_cores(name) for name in names] == [True] * 4 + [False]
 
 
 def test_no_share_of_tensor_cores_is_told_if_no_name_tells(tmp_path):
@@ -248,15 +237,11 @@ def test_the_profilers_own_wait_at_its_end_is_not_of_the_whole(tmp_path):
     assert breakdown.analyse(read(made, tmp_path)).waits == []
 
 
-def test_kernels_alone_are_a_trace(tmp_path):
+def test_kernels_alone_are_a_trace_whose_gaps_are_not_the_hosts_fault(tmp_path):
     made = unmarked()
     made.events = [e for e in made.events if e["cat"] == "kernel"]
     assert breakdown.analyse(read(made, tmp_path)).verdict == "GPU bound"
-
-
-def test_gaps_between_kernels_alone_are_not_the_hosts_fault(tmp_path):
-    made = unmarked()
-    made.events = [e for e in made.events if e["cat"] == "kernel"][::2]
+    made.events = made.events[::2]
     assert breakdown.analyse(read(made, tmp_path)).lost == {breakdown.PAUSES: pytest.approx(4 / 9)}
 
 
@@ -342,19 +327,11 @@ def test_a_large_file_of_faults_only_is_read_in_linear_time(tmp_path):
 # Events that are no events ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"name": None},
-        {"name": 7},
-        {"ts": "soon"},
-        {"ts": None},
-        {"dur": -1},
-        {"dur": float("nan")},
-        {"ts": 10**400},
-    ],
-    ids=str,
-)
+NO_NAME_OR_TIME = [{"name": None}, {"name": 7}, {"ts": "soon"}, {"ts": None}, {"ts": 10**400}]
+NO_NAME_OR_TIME += [{"dur": -1}, {"dur": float("nan")}]
+
+
+@pytest.mark.parametrize("change", NO_NAME_OR_TIME, ids=str)
 def test_an_event_without_a_name_or_a_time_is_left_out(tmp_path, change):
     made = busy()
     made.events.insert(5, made.events[5] | change)
@@ -396,6 +373,12 @@ def test_a_head_of_a_wrong_shape_does_no_harm(tmp_path, properties):
 # Processes that do little -------------------------------------------------------------------
 
 
+def empty(end=10):
+    made = Made()
+    made.step(1, 0, end)
+    return made
+
+
 def only_collectives():
     made = Made()
     for begin in (0, 10):
@@ -405,20 +388,13 @@ def only_collectives():
     return made
 
 
-def empty():
-    made = Made()
-    made.step(1, 0, 10)
-    return made
+DO_LITTLE = [
+    (only_collectives(), "communication bound", "communication"),
+    (empty(), "held up by a host that is busy elsewhere", "elsewhere"),
+]
 
 
-@pytest.mark.parametrize(
-    ("made", "verdict", "fault"),
-    [
-        (only_collectives(), "communication bound", "communication"),
-        (empty(), "held up by a host that is busy elsewhere", "elsewhere"),
-    ],
-    ids=["collectives", "empty"],
-)
+@pytest.mark.parametrize(("made", "verdict", "fault"), DO_LITTLE, ids=["collectives", "empty"])
 def test_a_process_that_runs_no_operation_has_a_verdict(tmp_path, made, verdict, fault, capsys):
     path = made.write(tmp_path / "trace.json")
     assert cli.main(["trace", str(path), "--png", str(tmp_path / "t.png")]) == 0
@@ -428,10 +404,8 @@ def test_a_process_that_runs_no_operation_has_a_verdict(tmp_path, made, verdict,
 
 
 def test_steps_that_take_no_time_say_so(tmp_path):
-    made = Made()
-    made.step(1, 5, 5)
     with pytest.raises(trace.TraceError, match="its steps take no time: ProfilerStep#1"):
-        read(made, tmp_path)
+        read(empty(end=0), tmp_path)
 
 
 # Verdict and suspects agree -----------------------------------------------------------------
