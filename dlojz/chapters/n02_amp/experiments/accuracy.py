@@ -5,7 +5,6 @@ Submitted by a notebook:
     dlojz/chapters/n02_amp/experiments/accuracy.py
     --seeds 5 --variants fp16 bf16
 
-
 The trainer is the solution of notebook 03, in a copy of its own for each training. A variant gives
 it other flags, replaces one of its parts, or makes its images in another way; the loop stays the
 trainer's. All images are on the device. Seed and epoch alone determine their order and their crops,
@@ -23,6 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import wraps
 from types import SimpleNamespace
 
 import torch
@@ -54,32 +54,37 @@ ON_CPU |= {"classes": 8, "images_per_class": 50, "val_per_class": 25}
 # A patch changes one part of the trainer, which is a module of its own for each training.
 
 
+def replacing(name):
+    """Return a decorator, for a function to call in place of the trainer's, which it gets first."""
+
+    def decorated(change):
+        def patch(trainer):
+            own = getattr(trainer, name)
+            setattr(trainer, name, wraps(change)(lambda *args: change(own, *args)))
+
+        return patch
+
+    return decorated
+
+
 def after_building(change):
     """Return a patch that calls `change` with the training's parts once they are built."""
 
-    def patch(trainer):
-        build = trainer.build_training
-
-        def build_training(args, device, *sizes):
-            training = build(args, device, *sizes)
-            change(training, device)
-            return training
-
-        trainer.build_training = build_training
+    @replacing("build_training")
+    def patch(build, args, device, *sizes):
+        training = build(args, device, *sizes)
+        change(training, device)
+        return training
 
     return patch
 
 
-def pure_bf16(trainer):
+@replacing("build_model")
+def pure_bf16(build, args, num_classes):
     """Keep weights, gradients and momenta in bf16."""
-    build = trainer.build_model
-
-    def build_model(args, num_classes):
-        model = build(args, num_classes).to(torch.bfloat16)
-        model.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16(),))
-        return model
-
-    trainer.build_model = build_model
+    model = build(args, num_classes).to(torch.bfloat16)
+    model.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16(),))
+    return model
 
 
 def no_scaler(training, device):
@@ -94,36 +99,22 @@ def not_unscaled(training, device):
 
 def loss_outside(training, device):
     """Compute the loss outside autocast, from the fp16 logits."""
-    criterion = training.criterion
-
-    def outside(logits, labels):
-        with torch.autocast(device.type, enabled=False):
-            return criterion(logits, labels)
-
-    training.criterion = outside
+    training.criterion = torch.autocast(device.type, enabled=False)(training.criterion)
 
 
-def training_only(trainer):
+@replacing("evaluate")
+def training_only(evaluate, loader, training, device, args):
     """Validate without autocast."""
-    evaluate = trainer.evaluate
-
-    def evaluate_without(loader, training, device, args):
-        without = argparse.Namespace(**vars(args) | {"precision": "tf32"})
-        return evaluate(loader, training, device, without)
-
-    trainer.evaluate = evaluate_without
+    without = argparse.Namespace(**vars(args) | {"precision": "tf32"})
+    return evaluate(loader, training, device, without)
 
 
-def fresh_scaler(trainer):
+@replacing("train_one_epoch")
+def fresh_scaler(train, epoch, loader, training, device, args, chrono):
     """Begin with another scaler at half time, like a resume from a checkpoint without it."""
-    train = trainer.train_one_epoch
-
-    def train_one_epoch(epoch, loader, training, device, args, chrono):
-        if epoch == args.epochs // 2:
-            training.scaler = torch.amp.GradScaler(device.type)
-        return train(epoch, loader, training, device, args, chrono)
-
-    trainer.train_one_epoch = train_one_epoch
+    if epoch == args.epochs // 2:
+        training.scaler = torch.amp.GradScaler(device.type)
+    return train(epoch, loader, training, device, args, chrono)
 
 
 def longer_warm_up(training, device):
@@ -143,14 +134,10 @@ def longer_warm_up(training, device):
     )
 
 
-def synchronised(trainer):
+@replacing("build_model")
+def synchronised(build, args, num_classes):
     """Normalize by the statistics of all processes."""
-    build = trainer.build_model
-
-    def build_model(args, num_classes):
-        return torch.nn.SyncBatchNorm.convert_sync_batchnorm(build(args, num_classes))
-
-    trainer.build_model = build_model
+    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(build(args, num_classes))
 
 
 @dataclass(frozen=True)
@@ -167,7 +154,7 @@ class Variant:
     """One change of the training: flags of the trainer, a patch of one of its parts, its images."""
 
     title: str
-    flags: str = "--precision fp32"
+    flags: str = ""
     patch: Callable | None = None
     train: str = "usual"  # one of small.WAYS to make these images
     val: str = "usual"
@@ -184,13 +171,13 @@ class Variant:
         return ""
 
 
-SHARED = {"flags": "--precision fp32 -b {share}", "shared": True}
+SHARED = {"flags": "-b {share}", "shared": True}
 VARIANTS = {  # the first is the clean training; numbers in braces follow from the command line
-    "fp32": Variant("fp32", "--precision fp32"),
+    "fp32": Variant("fp32"),
     "tf32": Variant("TF32", "--precision tf32"),
     "fp16": Variant("fp16", "--precision fp16"),
     "bf16": Variant("bf16", "--precision bf16"),
-    "pure-bf16": Variant("model.to(torch.bfloat16)", "--precision fp32", pure_bf16),
+    "pure-bf16": Variant("model.to(torch.bfloat16)", patch=pure_bf16),
     "no-scaler": Variant("fp16 without a scaler", "--precision fp16", after_building(no_scaler)),
     "clipped": Variant("fp16, clipped", "--precision fp16 --clip-norm {clip}"),
     "not-unscaled": Variant(
@@ -207,31 +194,26 @@ VARIANTS = {  # the first is the clean training; numbers in braces follow from t
     "fresh-scaler": Variant(
         "fp16, the scaler not in the checkpoint", "--precision fp16", fresh_scaler
     ),
-    "channels-last": Variant("channels_last", "--precision fp32 --channels-last"),
+    "channels-last": Variant("channels_last", "--channels-last"),
     # Its gradient is that of four processes without SyncBatchNorm: each quarter is normalized by
     # its own statistics. The clean training is that of four with it. Only the running statistics
     # differ: here they see all images, in DDP those of process 0 see a quarter.
-    "accumulation": Variant(
-        "accumulation: 4 quarters of a batch", "--precision fp32 -b {quarter} --accumulate 4"
-    ),
-    "batch-x4": Variant("batch x 4", "--precision fp32 -b {fourfold}"),
-    "batch-x4-lr": Variant(
-        "batch x 4, learning rate x 4", "--precision fp32 -b {fourfold} --lr {fourfold_lr}"
-    ),
+    "accumulation": Variant("accumulation: 4 quarters of a batch", "-b {quarter} --accumulate 4"),
+    "batch-x4": Variant("batch x 4", "-b {fourfold}"),
+    "batch-x4-lr": Variant("batch x 4, learning rate x 4", "-b {fourfold} --lr {fourfold_lr}"),
     # The trainer warms up for 30 % of its updates. On a GPU these are 66 in the clean training, and
     # 15 with a batch x 4, for a learning rate that is four times as high.
     "batch-x4-warm-up": Variant(
         "batch x 4, learning rate x 4, longer warm-up",
-        "--precision fp32 -b {fourfold} --lr {fourfold_lr}",
+        "-b {fourfold} --lr {fourfold_lr}",
         after_building(longer_warm_up),
     ),
     "batch-x4-updates": Variant(
-        "batch x 4, as many updates (4 x the images)",
-        "--precision fp32 -b {fourfold} -e {more_epochs}",
+        "batch x 4, as many updates (4 x the images)", "-b {fourfold} -e {more_epochs}"
     ),
     "batch-x4-lr-updates": Variant(
         "batch x 4, learning rate x 4, as many updates (4 x the images)",
-        "--precision fp32 -b {fourfold} --lr {fourfold_lr} -e {more_epochs}",
+        "-b {fourfold} --lr {fourfold_lr} -e {more_epochs}",
     ),
     # PIL and torchvision decode to the same bytes: only the resize differs.
     "torchvision": Variant(
@@ -383,7 +365,7 @@ def arguments(trainer, variant: Variant, args, seed: int):
     images = args.classes * args.images_per_class
     more["more_epochs"] = round(args.epochs * (images // b) / max(1, images // (4 * b)))
     words = f"--model {args.model} --image-size {args.image_size} -e {args.epochs} --seed {seed}"
-    words += f" -b {b} --lr {lr} --no-channels-last {variant.flags.format(**more)}"
+    words += f" -b {b} --lr {lr} --no-channels-last --precision fp32 {variant.flags.format(**more)}"
     with replaced(sys, argv=[trainer.__file__, *words.split()]):
         return trainer.parse_args()
 
@@ -443,35 +425,34 @@ def parse_args(device):
     add("--clip-norm", type=float, default=1.0, help="largest norm, in the variants that clip")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()
-    unknown = [name for name in args.variants if name not in (*VARIANTS, "all")]
-    if unknown:
-        parser.error(
-            f"--variants {' '.join(unknown)}: not known; expected some of "
-            f"{', '.join(VARIANTS)}, or all"
-        )
-    missing = {name: variant.wants(device, idr_torch.size) for name, variant in VARIANTS.items()}
-    for name in args.variants:
-        if missing.get(name):
-            parser.error(f"--variants {name}: needs {missing[name]}")
-    wanted = args.variants
-    if "all" in wanted:
-        wanted = [name for name in VARIANTS if not missing[name]]
+    here = [name for name, v in VARIANTS.items() if not v.wants(device, idr_torch.size)]
+    wanted = [name for word in args.variants for name in (here if word == "all" else [word])]
     # The clean variant is always there, since all others are compared with it.
-    clean = next(iter(VARIANTS))
-    args.variants = list(dict.fromkeys([clean, *wanted]))
+    args.variants = list(dict.fromkeys([next(iter(VARIANTS)), *wanted]))
+    if text := problem(args, device):
+        parser.error(text)
+    return args
+
+
+def problem(args, device) -> str:
+    """Return the first fault of the arguments, with what was expected; "" if there is none."""
+    for name in args.variants:
+        if name not in VARIANTS:
+            known = ", ".join(VARIANTS)
+            return f"--variants {name}: not known; expected some of {known}, or all"
+        if missing := VARIANTS[name].wants(device, idr_torch.size):
+            return f"--variants {name}: needs {missing}"
     images, largest = args.classes * args.images_per_class, args.batch_size
     largest *= 4 if any(name.startswith("batch-x4") for name in args.variants) else 1
+    more = "give more --images-per-class or a smaller -b"
     if images < largest:
-        parser.error(
-            f"{images} images are less than a batch of {largest}: give more --images-per-class or "
-            "a smaller -b"
-        )
+        return f"{images} images are less than a batch of {largest}: {more}"
     if args.batch_size % 4 and "accumulation" in args.variants:
-        parser.error(f"-b {args.batch_size}: expected a multiple of 4, for 4 quarters of a batch")
+        return f"-b {args.batch_size}: expected a multiple of 4, for 4 quarters of a batch"
     shared = any(VARIANTS[name].shared for name in args.variants)
     if shared and args.batch_size % idr_torch.size:
-        parser.error(f"-b {args.batch_size}: expected a multiple of {idr_torch.size} processes")
-    return args
+        return f"-b {args.batch_size}: expected a multiple of {idr_torch.size} processes"
+    return ""
 
 
 def train_all(run, args, device):
