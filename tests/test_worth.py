@@ -18,7 +18,6 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from dlojz import cli, course
-from dlojz.chapters.n09_compile import breakeven
 from dlojz.chapters.n09b_modes import measuring, worth
 from dlojz.chapters.n09b_modes import worth_figures as tables
 from dlojz.course import UserError
@@ -84,28 +83,20 @@ def test_a_step_of_matrix_products_gains_nothing_and_never_pays():
     assert "not expected to pay" in tables.sentence(found, None)
 
 
-def test_a_pointwise_step_gains_what_fusing_saves():
-    assert worth.gain(profile(rest=10.0), KEEPS) == pytest.approx(4)
-    assert worth.gain(profile(rest=5.0, normalization=5.0), KEEPS) == pytest.approx(10 / 3.75)
-
-
-def test_the_update_is_not_compiled():
-    assert worth.gain(profile(rest=8.0, update_ms=8.0), KEEPS) == pytest.approx(16 / 10)
-
-
-def test_a_launch_bound_step_gains_until_the_device_is_the_limit():
-    launching = profile(on_gpu=True, matrix=1.0, host_ms=10.0)
-    assert worth.gain(launching, KEEPS) == pytest.approx(10 / 3)
-    busier = profile(on_gpu=True, matrix=5.0, host_ms=10.0)
-    assert worth.gain(busier, KEEPS) == pytest.approx(10 / 5)
-
-
-def test_a_busy_gpu_gains_nothing_from_fewer_launches():
-    assert worth.gain(profile(on_gpu=True, matrix=10.0, host_ms=8.0), KEEPS) == 1
-
-
-def test_a_processor_is_its_own_host():
-    assert worth.gain(profile(matrix=7.0, host_ms=10.0), KEEPS) == pytest.approx(17 / 10)
+@pytest.mark.parametrize(
+    ("what", "parts", "gain"),
+    [
+        ("a pointwise step gains what fusing saves", {"rest": 10.0}, 4),
+        ("normalization is fused less", {"rest": 5.0, "normalization": 5.0}, 10 / 3.75),
+        ("the update is not compiled", {"rest": 8.0, "update_ms": 8.0}, 16 / 10),
+        ("a processor is its own host", {"matrix": 7.0, "host_ms": 10.0}, 17 / 10),
+        ("launch bound", {"on_gpu": True, "matrix": 1.0, "host_ms": 10.0}, 10 / 3),
+        ("until the GPU is the limit", {"on_gpu": True, "matrix": 5.0, "host_ms": 10.0}, 10 / 5),
+        ("a busy GPU needs no launches", {"on_gpu": True, "matrix": 10.0, "host_ms": 8.0}, 1),
+    ],
+)
+def test_a_step_gains_what_the_parts_save_that_decide_it(what, parts, gain):
+    assert worth.gain(profile(**parts), KEEPS) == pytest.approx(gain), what
 
 
 @pytest.mark.parametrize(
@@ -129,12 +120,9 @@ def test_what_decides_a_step_is_shown_with_its_times_eager_and_compiled():
     found = profile(on_gpu=True, rest=8.0, update_ms=1.0, host_ms=20.0, update_host_ms=0.5)
     told = "an eager step takes the GPU 9.0 ms to compute, and its host 20.5 ms to launch."
     assert f"{told} Compiled, 3.0 and 6.5 ms are expected." in tables.decided(found, fit())
-
-
-def test_a_processor_always_decides_and_that_is_not_worth_a_word():
-    found = profile(matrix=1.0, host_ms=50.0)
-    assert worth.decides(found, KEEPS) == "device"
-    assert tables.decided(found, fit()) == ""
+    processor = profile(matrix=1.0, host_ms=50.0)
+    assert worth.decides(processor, KEEPS) == "device"
+    assert tables.decided(processor, fit()) == "", "it always decides: not worth a word"
 
 
 def test_the_interval_is_that_of_what_decides():
@@ -145,20 +133,12 @@ def test_the_interval_is_that_of_what_decides():
         assert found.gain.high / found.gain.value == pytest.approx(factor)
 
 
-def test_a_model_that_is_its_own_block_compiles_in_the_time_of_the_block():
+def test_a_model_compiles_as_long_as_its_block_by_its_size_in_blocks():
     same = profile(rest=1.0, operations=BLOCK.operations, different=BLOCK.different)
     assert worth.compile_s(same, COSTS) == BLOCK.compile_s
     assert worth.predict(same, fit()).compile_s.value == BLOCK.compile_s + same.start_s
-
-
-def test_a_larger_model_compiles_longer_by_its_size_in_blocks():
     larger = profile(operations=160, different=80)  # 16 blocks of 10 operations and 5 kinds
     assert worth.compile_s(larger, {"kernel": 2.0, "power": 0.5}) == pytest.approx(2.0 * 4)
-
-
-def test_break_even_is_the_compile_time_over_what_a_step_saves():
-    assert breakeven.steps(50, step_ms=100, gain=2) == pytest.approx(1000)
-    assert math.isinf(breakeven.steps(50, step_ms=100, gain=0.9))
 
 
 @pytest.mark.parametrize(
@@ -167,10 +147,7 @@ def test_break_even_is_the_compile_time_over_what_a_step_saves():
 def test_an_answer_is_given_only_outside_of_the_interval(steps, answer):
     gain, seconds = worth.Range(2, 1.5, 3), worth.Range(50, 25, 100)
     found = worth.Prediction(100, gain, seconds)
-    assert (found.break_even.low, found.break_even.high) == (
-        pytest.approx(375),
-        pytest.approx(3000),
-    )
+    assert (found.break_even.low, found.break_even.high) == pytest.approx((375, 3000))
     assert found.answer(steps) == answer
     told = tables.sentence(found, steps)
     assert told.startswith("Compiling should pay after about 1,000 steps (380 to 3,000)")
@@ -378,16 +355,6 @@ def test_a_fit_is_the_same_after_it_was_written(known):
     assert worth.fits() == [fit(), fit(mode="other")]
 
 
-def test_each_fit_says_what_it_was_made_of():
-    for found in worth.fits():
-        assert found.models > len(worth.FIRST_GUESS)
-        assert "python tools/worth.py FILE --mode" in found.command
-        assert min(*found.gain_within.values(), found.compile_within) > 1
-        assert found.gain_within.keys() == found.decided.keys() >= {"device"}
-        assert ("host" in found.decided) == found.on_gpu
-        assert found.keeps.keys() == worth.FIRST_GUESS.keys()
-
-
 def test_what_the_changelog_says_of_the_fits_is_so():
     said = (REPOSITORY / "CHANGELOG.md").read_text()
     found = worth.fit_for("NVIDIA H200", True, "default")
@@ -401,14 +368,16 @@ def test_what_the_changelog_says_of_the_fits_is_so():
 def test_the_coefficients_are_those_of_the_recordings():
     for file in ("cpu", "h200"):
         mine = tables.measured(REPOSITORY / "reference" / file / "09-worth.json")
-        profile = worth.Profile.of(mine[0]["profile"])
-        written = worth.fit_for(mine[0]["device"], profile.on_gpu, "default")
+        on_gpu = worth.Profile.of(mine[0]["profile"]).on_gpu
+        written = worth.fit_for(mine[0]["device"], on_gpu, "default")
         fitted = worth.fit(mine, "; ".join(dict.fromkeys(map(tool.command, mine))))
         numbers = ("keeps", "costs", "gain_within", "compile_within")
-        for name in numbers:
-            assert getattr(written, name) == pytest.approx(getattr(fitted, name), rel=2e-3), name
         same = {name: getattr(written, name) for name in numbers}
+        for name, value in same.items():
+            assert value == pytest.approx(getattr(fitted, name), rel=2e-3), name
         assert dataclasses.replace(fitted, **same) == written
+        assert "python tools/worth.py FILE --mode" in written.command
+        assert ("host" in written.decided) == on_gpu
 
 
 # The measurements --------------------------------------------------------------------------------

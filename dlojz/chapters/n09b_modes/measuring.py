@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from dlojz import idr_torch
+from dlojz.chapters.harness import seconds
 from dlojz.chapters.n09b_modes import worth
 from dlojz.chapters.session import tell_the_older_switch, wait
 from dlojz.course import UserError
@@ -163,7 +164,8 @@ class HostMarks(NoMarks):
         self.began = time.perf_counter()
 
     def ends(self):
-        self.update_ms = 1000 * (time.perf_counter() - self.began)
+        """Return the milliseconds of the model, and of the update."""
+        return self.model_ms, 1000 * (time.perf_counter() - self.began)
 
 
 class TraceMarks(NoMarks):
@@ -216,37 +218,25 @@ def profile(training: Training, compiling: dict) -> worth.Profile:
 
 def windows(trainings, count: int = WINDOWS) -> list[list[float]]:
     """Return the milliseconds per step in each window, the trainings in turn."""
-    steps = [max(1, math.ceil(WINDOW_S / timed(t.step, t.device))) for t in trainings]
+    steps = [max(1, math.ceil(WINDOW_S / seconds(t.step, t.device))) for t in trainings]
     found = [[] for _ in trainings]
     for _ in range(count):
         for training, n, ms in zip(trainings, steps, found, strict=True):
-            ms.append(1000 * timed(training.step, training.device, n) / n)
+            ms.append(1000 * seconds(training.step, training.device, n))
     return found
-
-
-def timed(call, device, times: int = 1) -> float:
-    """Return the seconds of these calls, with one wait for the device."""
-    wait(device)
-    begin = time.perf_counter()
-    for _ in range(times):
-        call()
-    wait(device)
-    return time.perf_counter() - begin
 
 
 def host_times(training) -> dict:
     """Return the host's times to launch a step, if it never waits for the device."""
-    seen = []
+    spent = []
     for _ in range(WINDOWS):
         wait(training.device)
-        seen.append(HostMarks(training.device))
-        training.step(seen[-1])
-        seen[-1].ends()
+        marks = HostMarks(training.device)
+        training.step(marks)
+        spent.append(marks.ends())
     wait(training.device)
-    return {
-        "host_ms": statistics.median(marks.model_ms for marks in seen),
-        "update_host_ms": statistics.median(marks.update_ms for marks in seen),
-    }
+    model_ms, update_ms = map(statistics.median, zip(*spent, strict=True))
+    return {"host_ms": model_ms, "update_host_ms": update_ms}
 
 
 def traced(training) -> trace.Trace:
@@ -348,16 +338,15 @@ def compiled_block(training, name, calls, compiling) -> tuple[float, worth.Block
         with empty_cache():
             start_s = started(device, compiling)
             fast = torch.compile(block, **compiling)
-            seconds = timed(lambda: run(fast), device)
-            ms = [[timed(lambda p=p: run(p), device) for p in (block, fast)] for _ in range(20)]
+            compile_s = seconds(lambda: run(fast), device)
+            ms = [[seconds(lambda p=p: run(p), device) for p in (block, fast)] for _ in range(20)]
     except Exception as error:  # a compiler's errors have many classes
         if is_of_memory(error):
             raise
         raise UserError(refusal(kind, error)) from error
     eager, compiled = (statistics.median(each) for each in zip(*ms, strict=True))
     label = f"{name} ({kind})" if name else kind
-    size = (len(calls), len(set(calls)))
-    return start_s, worth.Block(label, *size, seconds, eager / compiled)
+    return start_s, worth.Block(label, len(calls), len(set(calls)), compile_s, eager / compiled)
 
 
 @contextmanager
@@ -371,7 +360,7 @@ def empty_cache():
 def started(device, compiling) -> float:
     """Return the seconds of a first, tiny compilation, for imports and other one-time work."""
     tiny = torch.compile(torch.sin, **compiling)
-    return timed(lambda: tiny(torch.ones(8, device=device)), device)
+    return seconds(lambda: tiny(torch.ones(8, device=device)), device)
 
 
 def refusal(kind: str, error: Exception) -> str:
@@ -435,7 +424,7 @@ def measured(eager, args) -> dict:
     try:
         with empty_cache():
             started(eager.device, options(args.mode))
-            first_s = sum(timed(compiled.step, eager.device) for _ in range(FIRST))
+            first_s = FIRST * seconds(compiled.step, eager.device, FIRST)
             eager_ms, compiled_ms = windows([eager, compiled], 2 * WINDOWS)
     except Exception as error:
         if is_of_memory(error):
