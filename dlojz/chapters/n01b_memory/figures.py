@@ -6,12 +6,10 @@ They take runs of experiments (alive, accumulated, snapshot), and recorded train
 from collections.abc import Mapping
 from itertools import groupby
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.patches import Patch
 
 from dlojz.course import UserError
-from dlojz.figures import report
+from dlojz.figures import draw, report
 from dlojz.figures.plans import COLOURS, PAPER
 from dlojz.figures.report import bytes_text
 from dlojz.runs import log
@@ -33,12 +31,9 @@ def plot_update(run, axes=None):
 
     run: of alive.py. The dashed line is the allocator's reserve.
     """
-    cases = _cases(run, "at", "alive.py")
-    with report.style():
-        if axes is None:
-            size = (5.6 + 2.1 * len(cases), 4.4)
-            axes = plt.subplots(1, len(cases), figsize=size, sharey=True, squeeze=False)[1][0]
-        drawn = {}
+    cases, drawn = draw.of_experiment(run, "at", "alive.py").cases, {}
+    count = len(cases)
+    with draw.axes(axes, (5.6 + 2.1 * count, 4.4), shape=(1, count), sharey=True) as axes:
         for ax, (name, case) in zip(axes, cases.items(), strict=True):
             drawn |= _plot_moments(ax, case["at"], case["events"])
             ax.set_title(f"{name}, {case['precision']}".replace(": ", "\n"))
@@ -48,17 +43,9 @@ def plot_update(run, axes=None):
         for ax, case in zip(axes, cases.values(), strict=True):
             _name_phases(ax, case["at"], case["events"])
             _enlarge(ax, case["at"], case["events"], top)
-        place = {"loc": "outside lower center", "ncols": min(6, 4 * len(cases)), "fontsize": 9}
+        place = {"loc": "outside lower center", "ncols": min(6, 4 * count), "fontsize": 9}
         report.legend(axes[0].figure, drawn, **place)
     return axes
-
-
-def _cases(run, wanted, experiment):
-    """Return the cases of a run. Raises UserError if it is of another experiment."""
-    found = report.measured(run)
-    if not found.cases or not all(wanted in case for case in found.cases.values()):
-        raise UserError(f"{found.path}: nothing of this in it; expected a run of {experiment}")
-    return found.cases
 
 
 def _plot_moments(ax, moments, events):
@@ -106,7 +93,7 @@ def _enlarge(ax, moments, events, top):
     inset = ax.inset_axes((0.14, 0.33, 0.83, 0.46))
     _plot_areas(inset, moments, events)
     inset.set(xlim=(0, 1), ylim=(0, 1.05 * most), xticks=[])
-    inset.set_title("the same, enlarged (GB)", fontsize=9, fontweight="normal")
+    draw.caption(inset, "the same, enlarged (GB)")
     inset.grid(False, axis="x")
 
 
@@ -120,33 +107,29 @@ def plot_held(counted, recorded: Mapping, ax=None):
     """
     tensors = 0
     if counted is not None:
-        [case] = _cases(counted, "at", "alive.py").values()
+        [case] = draw.of_experiment(counted, "at", "alive.py").cases.values()
         tensors = max(sum(moment["parts"].values()) for moment in case["at"]) / 1e9
-    with report.style(grid="x"):
-        ax = ax or plt.subplots(figsize=(9.5, 1.5 + 0.55 * len(recorded)))[1]
+    with draw.axes(ax, (9.5, 1.5 + 0.55 * len(recorded)), "x") as ax:
         shown = {}
         for row, run in enumerate(recorded.values()):
             peak, held, limit = _held(run)
             low = min(tensors, peak)
             if counted is not None:
-                shown["tensors of the step, counted"] = ax.barh(
-                    row, low, 0.62, color=COLOURS["activations"]
-                )
+                bar = ax.barh(row, low, 0.62, color=COLOURS["activations"])
+                shown["tensors of the step, counted"] = bar
             name = "beyond: cuDNN's workspaces" if low else "tensors at the peak"
             colour = WORKSPACES if low else report.PALETTE["speed"]
             shown[name] = ax.barh(row, peak - low, 0.62, low, color=colour)
             look = {"color": "white", "ec": HELD, "hatch": "////", "lw": 0.8}
             shown["held, not in use"] = ax.barh(row, held - peak, 0.62, peak, **look)
             text = f"  {bytes_text(1e9 * peak)} of {bytes_text(1e9 * held)} held"
-            look = {"color": "white", "lw": 0, "pad": 1}
-            ax.text(held, row, text, va="center", fontsize=9, bbox=look)
-        ax.set_yticks(range(len(recorded)), list(recorded))
-        ax.invert_yaxis()
+            ax.text(held, row, text, va="center", fontsize=9, bbox=PAPER | {"pad": 1})
+        draw.rows(ax, recorded)
         most = max(_held(run)[1] for run in recorded.values())
         if most > 0.5 * limit:
             line = {"color": report.PALETTE["limit"], "ls": "--", "lw": 1}
             shown["the GPU's memory"] = ax.axvline(limit, **line)
-        where = report.hardware_text(summary(next(iter(recorded.values()))))
+        where = draw.where(next(iter(recorded.values())))
         ax.set(xlabel=f"memory (GB); {where}", xlim=(0, 1.3 * most))
         report.legend(ax.figure, shown, loc="outside upper center", ncols=4, fontsize=9)
     return ax
@@ -186,18 +169,16 @@ def distances(run) -> Table:
 
 def plot_snapshot(run, ax=None):
     """Draw the memory of a snapshot, entry by entry: the tensors, and the allocator's reserve."""
-    [(how, case)] = _cases(run, "allocated", "snapshot.py").items()
-    x = np.linspace(0, case["entries"], len(case["allocated"]))
-    with report.style():
-        ax = ax or plt.subplots(figsize=(9, 3.4))[1]
-        ax.fill_between(x, np.array(case["allocated"]) / 1e9, color=report.PALETTE["speed"], lw=0)
-        ax.plot(x, np.array(case["reserved"]) / 1e9, color="#333333", lw=1.1, ls="--")
-        s = summary(run)
+    [(how, case)] = draw.of_experiment(run, "allocated", "snapshot.py").cases.items()
+    allocated, reserved = np.array([case["allocated"], case["reserved"]]) / 1e9
+    x, s = np.linspace(0, case["entries"], len(allocated)), summary(run)
+    with draw.axes(ax, (9, 3.4)) as ax:
+        area = ax.fill_between(x, allocated, color=report.PALETTE["speed"], lw=0)
+        (line,) = ax.plot(x, reserved, color="#333333", lw=1.1, ls="--")
         sizes = f"{s.model}, {s.image_size} px, batch {s.batch_size}"
         where = how if how == "counted" else report.hardware_text(s)
         ax.set_title(f"{sizes}: {where}", fontsize=10, fontweight="normal")
         ax.set(xlabel="entries of the snapshot", ylabel="memory (GB)", ylim=(0, None))
         ax.margins(x=0)
-        shown = {"tensors": Patch(color=report.PALETTE["speed"]), "held": ax.lines[0]}
-        report.legend(ax, shown, loc="upper left", ncols=2)
+        report.legend(ax, {"tensors": area, "held": line}, loc="upper left", ncols=2)
     return ax

@@ -6,11 +6,10 @@ Each figure takes tensors, runs of experiments or recordings, and returns its ax
 from collections import Counter, defaultdict
 from itertools import product
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.course import UserError
-from dlojz.figures import report
+from dlojz.figures import draw, report
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 from dlojz.table import Table
@@ -43,10 +42,9 @@ def addresses(tensor) -> dict[int, tuple[int, ...]]:
 
 def plot_memory(tensors, axes=None):
     """Draw each [N, C, H, W] tensor in its order in memory, by channel, with shape and stride."""
-    with report.style(grid="x"):
-        if axes is None:
-            axes = plt.subplots(len(tensors), 1, figsize=(11, 2.1 * len(tensors)), squeeze=False)[1]
-        for ax, tensor in zip(np.ravel(axes), tensors, strict=True):
+    count = len(tensors)
+    with draw.axes(axes, (11, 2.1 * count), "x", shape=(count, 1)) as axes:
+        for ax, tensor in zip(axes, tensors, strict=True):
             for at, (_, c, h, w) in addresses(tensor).items():
                 ax.bar(at, 1, 0.94, color=CHANNELS[c % 3])
                 style = {"color": "white", "ha": "center", "va": "center", "fontsize": 9}
@@ -57,9 +55,8 @@ def plot_memory(tensors, axes=None):
             ax.set(xlim=(-0.6, tensor.numel() - 0.4), ylim=(0, 2.4), yticks=[])
             ax.set_title(f"shape {tuple(tensor.shape)}    stride {tensor.stride()}", fontsize=12)
             ax.spines["left"].set_visible(False)
-        ax.set_xlabel(
-            "place in memory (elements); in each: channel; row, column. Black: next image"
-        )
+        what = "in each: channel; row, column. Black: next image"
+        ax.set_xlabel(f"place in memory (elements); {what}")
     return axes
 
 
@@ -113,29 +110,20 @@ def step_by_kind(case: dict, first: dict) -> dict[str, float]:
 
 def plot_kinds(runs, axes=None):
     """Draw a step by case and kind of kernel, a panel for each run of experiments/layouts.py."""
-    with report.style(grid="x"):
-        if axes is None:
-            size = (10, 0.5 + 2.2 * len(runs))
-            axes = plt.subplots(len(runs), 1, figsize=size, squeeze=False)[1][:, 0]
+    with draw.axes(axes, (10, 0.5 + 2.2 * len(runs)), "x", shape=(len(runs), 1)) as axes:
         for ax, run in zip(axes, map(report.measured, runs), strict=True):
             if not (cases := run.cases):
                 raise UserError(f"{run.path}: no case was measured; see the job's stderr.txt")
-            first = next(iter(cases.values()))
-            split = [step_by_kind(case, first) for case in cases.values()]
-            left = np.zeros(len(cases))
-            for kind, colour in COLOURS.items():
-                width = np.array([spent[kind] for spent in split])
-                ax.barh(range(len(cases)), width, 0.7, left, color=colour, label=kind)
-                left += width
+            first, ends = next(iter(cases.values())), []
             for row, case in enumerate(cases.values()):
-                text = f"  {left[row]:,.0f} ms, x {gain(case, first):.2f}"
-                ax.text(left[row], row, text, va="center")
-            ax.set_yticks(range(len(cases)), list(cases))
-            ax.invert_yaxis()
-            ax.set(xlim=(0, 1.25 * max(left)))
-            ax.set_title(report.experiment_text(run), fontsize=9, fontweight="normal")
+                ends.append(draw.stack(ax, row, step_by_kind(case, first), COLOURS, 0.7))
+                text = f"  {ends[-1]:,.0f} ms, x {gain(case, first):.2f}"
+                ax.text(ends[-1], row, text, va="center")
+            draw.rows(ax, cases)
+            ax.set(xlim=(0, 1.25 * max(ends)))
+            draw.caption(ax, report.experiment_text(run))
         ax.set_xlabel("step (ms); x: times as fast as the first")
-        axes[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1.12), fontsize=9)
+        draw.legend(axes[0], 4, (0, 1.12))
     return axes
 
 
@@ -143,19 +131,17 @@ def plot_trace(run, cases=("neither", "both"), ax=None):
     """Draw the first kernels of a step over time, by kind, to show those between convolutions."""
     run = report.measured(run)
     traces = [run.cases[case]["trace_ms"] for case in cases]
-    with report.style(grid="x"):
-        ax = ax or plt.subplots(figsize=(11, 1.1 + 0.7 * len(cases)))[1]
+    with draw.axes(ax, (11, 1.1 + 0.7 * len(cases)), "x") as ax:
         for row, trace in enumerate(traces):
             for name, start, span in trace:
                 colour = COLOURS[kind_of(name)]
                 ax.barh(row, span, 0.7, start - trace[0][1], color=colour, edgecolor="white")
-        ax.set_yticks(range(len(cases)), cases)
-        ax.invert_yaxis()
+        draw.rows(ax, cases)
         end = min(trace[-1][1] - trace[0][1] for trace in traces)
         ax.set(xlim=(0, end), xlabel="time since the first kernel of the step (ms)")
-        ax.set_title(report.experiment_text(run), fontsize=9, fontweight="normal")
-        handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in COLOURS.values()]
-        ax.legend(handles, COLOURS, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.12), fontsize=9)
+        draw.caption(ax, report.experiment_text(run))
+        named, at = draw.swatches(COLOURS), {"loc": "lower left", "bbox_to_anchor": (0, 1.12)}
+        report.legend(ax, named, ncols=4, fontsize=9, **at)
     return ax
 
 
@@ -164,9 +150,7 @@ def plot_multiples(run, axes=None):
     run, found = report.measured(run), defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
     for m in run.measures:
         found[m.what].append((m.x, m.value, m.unit))
-    with report.style():
-        if axes is None:
-            axes = plt.subplots(len(found), 1, figsize=(11, 2.2 * len(found)))[1]
+    with draw.axes(axes, (11, 2.2 * len(found)), shape=(len(found), 1)) as axes:
         for ax, (what, points) in zip(axes, found.items(), strict=True):
             sizes, values, (unit, *_) = zip(*points, strict=True)
             if unit == "GFLOP/s" and max(values) >= 1000:
@@ -174,17 +158,13 @@ def plot_multiples(run, axes=None):
             colours = [NCHW if size % 8 else NHWC for size in sizes]
             ax.bar([str(size) for size in sizes], values, 0.7, color=colours)
             ax.set(ylabel=unit, xlabel=what)
-        axes[0].set_title(
-            f"blue: multiples of 8; {report.experiment_text(run)}", fontsize=9, fontweight="normal"
-        )
+        draw.caption(axes[0], f"blue: multiples of 8; {report.experiment_text(run)}")
     return axes
 
 
 def plot_autotuner(runs, axes=None):
     """Draw each step of two runs of experiments/autotuner.py, without and with the autotuner."""
-    with report.style():
-        if axes is None:
-            axes = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True)[1]
+    with draw.axes(axes, (11, 3.6), shape=(1, 2), sharey=True) as axes:
         runs = [report.measured(run) for run in runs]
         for run, colour in zip(runs, (NCHW, NHWC), strict=True):
             found = defaultdict(list)
@@ -203,7 +183,7 @@ def plot_autotuner(runs, axes=None):
         else:
             axes[0].set_ylim(bottom=0)
         axes[0].set_ylabel("time of the step (ms)")
-        axes[0].figure.suptitle(report.experiment_text(runs[0]), fontsize=9, x=0.01, ha="left")
+        draw.heading(axes, report.experiment_text(runs[0]))
     return axes
 
 
@@ -211,29 +191,24 @@ def plot_matrix(recordings, batch_size=256, axes=None):
     """Draw NCHW beside channels_last by model and precision: throughput and energy."""
     ran = [s for s in map(summary, recordings) if s.batch_size == batch_size]
     ran = [s for s in ran if "channels_last" in s.arguments]  # without the experiments
-    table = {(s.model, *_variant(s)): s for s in ran}
+    table = {(s.model, s.arguments["precision"], s.arguments["channels_last"]): s for s in ran}
     models = list(dict.fromkeys(s.model for s in ran))
-    with report.style():
-        if axes is None:
-            axes = plt.subplots(2, len(models), figsize=(12, 5.6), squeeze=False)[1]
-        for column, model in enumerate(models):
+    with draw.axes(axes, (12, 5.6), shape=(2, len(models))) as axes:
+        axes = speeds, energies = np.reshape(axes, (2, -1))
+        for speed, energy, model in zip(speeds, energies, models, strict=True):
             pairs = {
-                p: (table.get((model, p, False)), table.get((model, p, True)))
+                p: [table.get((model, p, last)) for last in (False, True)]
                 for p in ("fp32", "tf32", "fp16", "bf16")
             }
-            _plot_pairs(axes[0][column], pairs, "images_per_s", better=max)
-            _plot_pairs(axes[1][column], pairs, "energy_per_image_j", better=min)
-            axes[0][column].set_title(model)
-        axes[0][0].set_ylabel("throughput (images/s)")
-        axes[1][0].set_ylabel("energy (J per image)")
+            _plot_pairs(speed, pairs, "images_per_s", better=max)
+            _plot_pairs(energy, pairs, "energy_per_image_j", better=min)
+            speed.set_title(model)
+        speeds[0].set_ylabel("throughput (images/s)")
+        energies[0].set_ylabel("energy (J per image)")
         title = f"grey: NCHW, blue: channels_last; batch {batch_size}, {ran[0].image_size} px; "
         title += report.hardware_text(ran[0])
-        axes[0][0].figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+        draw.heading(axes, title)
     return axes
-
-
-def _variant(s):
-    return s.arguments["precision"], s.arguments["channels_last"]
 
 
 def _plot_pairs(ax, pairs, figure, better):

@@ -4,11 +4,9 @@ import statistics
 from collections import Counter
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
-
 from dlojz.chapters.n04c_slow import cases as slow
-from dlojz.figures import report
-from dlojz.runs import log, stats
+from dlojz.figures import draw, report
+from dlojz.runs import log
 from dlojz.table import Table
 from dlojz.traces.trace import open_trace
 
@@ -77,16 +75,14 @@ def ladder(job) -> list[Rung]:
 
 def plot_costs(job, ax=None):
     """Draw the time of a run by repair, one after the other, and each fault's alone."""
-    found, rungs = log.read(job), ladder(job)
-    with report.style(grid="x"):
-        ax = ax or plt.subplots(figsize=(9, 3.8))[1]
-        ax.barh(range(len(rungs)), [r.ms for r in rungs], 0.65, color=report.PALETTE["forward"])
+    rungs = ladder(job)
+    with draw.axes(ax, (9, 3.8), "x") as ax:
         for row, rung in enumerate(rungs):
+            ax.barh(row, rung.ms, 0.65, color=report.PALETTE["forward"])
             alone = f"; alone {rung.alone:.2f} times the clean program" if rung.alone else ""
             ax.text(rung.ms, row, f"  {rung.ms:.0f} ms{alone}", va="center", fontsize=9)
-        ax.set(yticks=range(len(rungs)), yticklabels=[r.what for r in rungs])
-        ax.set(ylim=(len(rungs) - 0.5, -0.5), xlim=(0, 1.7 * max(r.ms for r in rungs)))
+        draw.rows(ax, [rung.what for rung in rungs])
+        ax.set(xlim=(0, 1.7 * max(rung.ms for rung in rungs)))
         ax.set_xlabel("time of a run (ms): training and validation, median")
-        where = report.hardware_text(stats.summary(found))
-        ax.set_title(f"repaired one after the other; {where}", fontsize=9, fontweight="normal")
+        draw.caption(ax, f"repaired one after the other; {draw.where(job)}")
     return ax

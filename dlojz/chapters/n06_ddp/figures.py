@@ -1,16 +1,15 @@
 """Figures of notebooks 06 and 06b: the scaling of processes, their exchanges, and the cost."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 from scipy.optimize import nnls
 
 from dlojz.course import UserError
-from dlojz.figures import report
+from dlojz.figures import draw, report
 from dlojz.runs import derived, log, stats
 from dlojz.runs.log import PHASES
 from dlojz.table import Table
@@ -28,23 +27,15 @@ def _ranks(run) -> list[log.Run]:
     return found
 
 
-def _read(run) -> log.Run:
-    return _ranks(run)[0]
-
-
-def _cases(run: log.Run, names) -> list[tuple[str, dict]]:
-    """Return these cases of an experiment, or all of them for None."""
-    found = run.cases
-    if missing := [name for name in names or () if name not in found]:
+def _cases(run, names=None) -> list[tuple[str, dict]]:
+    """Return these cases of an experiment, by default all of them."""
+    run = _ranks(run)[0]
+    if missing := [name for name in names or () if name not in run.cases]:
         raise UserError(
-            f"{run.path}: no variant {missing[0]!r} in it, only {', '.join(found)}; "
+            f"{run.path}: no variant {missing[0]!r} in it, only {', '.join(run.cases)}; "
             f'ask for it with --variants "{missing[0]}"'
         )
-    return [(name, case) for name, case in found.items() if names is None or name in names]
-
-
-def _where(run) -> str:
-    return report.hardware_text(stats.summary(run))
+    return [(name, case) for name, case in run.cases.items() if names is None or name in names]
 
 
 # Scaling -----------------------------------------------------------------------------------------
@@ -78,23 +69,17 @@ def plot_scaling(runs, ax=None):
     found = speeds(runs)
     if not found:
         raise UserError("no run has measured a speed; job.explain() says why")
-    with report.style():
-        ax = ax or plt.subplots(figsize=(6.5, 3.6))[1]
+    with draw.axes(ax, (6.5, 3.6)) as ax:
         sizes, means = list(found), [np.mean(v) for v in found.values()]
         ideal = [n * means[0] / sizes[0] for n in sizes]
         ax.plot(sizes, ideal, "--", color=PALETTE["limit"], label="linear")
         ax.plot(sizes, means, "o-", color=PALETTE["speed"], label="measured")
         for n, mean, line in zip(sizes, means, ideal, strict=True):
-            ax.annotate(
-                f"{mean:,.0f} ({mean / line:.1%})",
-                (n, mean),
-                xytext=(8, -14),
-                textcoords="offset points",
-            )
+            text = f"{mean:,.0f} ({mean / line:.1%})"
+            ax.annotate(text, (n, mean), (8, -14), textcoords="offset points")
         ax.set(xlabel="processes", ylabel="images/s, all together", xticks=sizes)
         ax.set(xlim=(0, 1.3 * max(sizes)), ylim=(0, 1.15 * max(ideal)))
-        where = _where(runs[-1]) + report.disturbed_text([stats.summary(run) for run in runs])
-        ax.set_title(where, fontsize=9, fontweight="normal")
+        draw.caption(ax, draw.where(runs[-1]) + report.disturbed_text(runs))
         ax.legend(loc="upper left")
     return ax
 
@@ -118,9 +103,7 @@ def costs(runs, whole: int | None = None) -> list[tuple[int, float, float]]:
 
 def plot_costs(found: Mapping[str, Sequence], axes=None):
     """Draw images/s and energy per image against the number of GPUs, for each {label: costs}."""
-    with report.style():
-        if axes is None:
-            axes = plt.subplots(1, 2, figsize=(10.5, 3.9))[1]
+    with draw.axes(axes, (10.5, 3.9), shape=(1, 2)) as axes:
         speed, energy = axes
         most = max(gpus for rows in found.values() for gpus, *_ in rows)
         first = next(iter(found.values()))[0]
@@ -131,15 +114,11 @@ def plot_costs(found: Mapping[str, Sequence], axes=None):
             gpus, rates, joules = zip(*rows, strict=True)
             speed.plot(gpus, rates, "o-", color=colour, label=label)
             energy.plot(gpus, joules, "o-", color=colour)
+            look = {"textcoords": "offset points", "ha": "center", "fontsize": 9, "color": colour}
             for n, joule in zip(gpus[1:], joules[1:], strict=True):
                 text = f"{joule / joules[0] - 1:+.0%}"
                 highest = all(joule >= j for each in found.values() for m, _, j in each if m == n)
-                at = {
-                    "xytext": (0, 8 if highest else -16),
-                    "textcoords": "offset points",
-                    "ha": "center",
-                }
-                energy.annotate(text, (n, joule), color=colour, fontsize=9, **at)
+                energy.annotate(text, (n, joule), (0, 8 if highest else -16), **look)
         for ax, what in ((speed, "images/s, all together"), (energy, "energy (J per image)")):
             ax.set(xlabel="GPUs", xticks=sorted({n for rows in found.values() for n, *_ in rows}))
             ax.set(ylabel=what, ylim=(0, 1.15 * ax.get_ylim()[1]), xlim=(0.7, most + 0.4))
@@ -177,7 +156,7 @@ class Link:
 
 def _all_reduces(run):
     """Return the number of processes, the sizes in bytes, and their median milliseconds."""
-    found = defaultdict(list)
+    run, found = _ranks(run)[0], defaultdict(list)
     for measure in run.measures:
         if measure.what == "all_reduce":
             found[measure.x].append(measure.value)
@@ -189,7 +168,7 @@ def _all_reduces(run):
 
 def link(run) -> Link:
     """Return the link fitted to a run of experiments/all_reduce.py."""
-    return _fitted(*_all_reduces(_read(run)))
+    return _fitted(*_all_reduces(run))
 
 
 def _fitted(n, sizes, ms) -> Link:
@@ -202,12 +181,11 @@ def _fitted(n, sizes, ms) -> Link:
 
 def plot_link(runs, ax=None):
     """Draw the time of an all-reduce against the size of its tensor, measured and modelled."""
-    with report.style(grid="both"):
-        ax = ax or plt.subplots(figsize=(11, 3.8))[1]
-        for run, colour in zip(map(_read, runs), SERIES, strict=False):
+    with draw.axes(ax, (11, 3.8), "both") as ax:
+        for run, colour in zip(runs, SERIES, strict=False):
             n, sizes, ms = _all_reduces(run)
             model = _fitted(n, sizes, ms)
-            ax.plot(sizes, ms, "o", color=colour, label=_where(run))
+            ax.plot(sizes, ms, "o", color=colour, label=draw.where(run))
             ax.plot(sizes, model.milliseconds(sizes), color=colour, label=str(model))
         ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="all-reduce (ms)")
         ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: report.bytes_text(size)))
@@ -219,26 +197,20 @@ def plot_link(runs, ax=None):
 # The cost of DDP ---------------------------------------------------------------------------------
 
 
-def _added(case, first):
-    """Return the ms by which a case was slower than the first, round by round."""
-    return np.subtract(case["step_ms"], first["step_ms"])
-
-
 def plot_variants(run, only=None, to=None, ax=None):
     """Draw the additional time of each variant of a run of experiments/ddp.py.
 
     only: the variants to draw, by default all; to: the one to compare with, by default the first,
     without communication.
     """
-    run = _read(run)
+    run = log.read(run)
     name, first = _cases(run, [to] if to else None)[0]
     others = [(other, case) for other, case in _cases(run, only) if other != name]
     base = np.median(first["step_ms"])
-    with report.style(grid="x"):
-        ax = ax or plt.subplots(figsize=(10, 0.9 + 0.42 * len(others)))[1]
+    with draw.axes(ax, (10, 0.9 + 0.42 * len(others)), "x") as ax:
         ends = []
         for row, (_, case) in enumerate(others):
-            added = _added(case, first)
+            added = np.subtract(case["step_ms"], first["step_ms"])  # round by round
             ax.barh(row, np.median(added), 0.65, color=PALETTE["speed"])
             ax.plot([added.min(), added.max()], [row, row], color="black", lw=1.2)
             sent = case.get("collectives", [])
@@ -252,19 +224,17 @@ def plot_variants(run, only=None, to=None, ax=None):
         room = high - low
         ax.set(ylim=(len(others) - 0.4, -0.6), xlim=(low - 0.05 * room, high + 0.45 * room))
         ax.set_xlabel(f"added to the {base:,.1f} ms of '{name}' (ms per batch; line: all rounds)")
-        start = run.start
-        given = start["arguments"]
-        what = f"{given['model']}, batch {given['batch_size']} x {start['size']} processes"
+        given = run.start["arguments"]
+        what = f"{given['model']}, batch {given['batch_size']} x {run.start['size']} processes"
         what += ", compiled" * (given.get("compile", "off") != "off")
-        where = f"{what}; {_where(run)}"
-        ax.set_title(where, fontsize=9, fontweight="normal")
+        draw.caption(ax, f"{what}; {draw.where(run)}")
     return ax
 
 
 def calls(run, variants) -> Table:
     """Return a table of one process's messages in a step of these variants, by operation."""
     rows = []
-    for name, case in _cases(_read(run), variants):
+    for name, case in _cases(run, variants):
         sizes = defaultdict(list)
         for call in case.get("collectives", []):
             sizes[call["op"].removeprefix("_").removesuffix("_base")].append(call["bytes"])
@@ -306,9 +276,7 @@ def _away(mine, theirs) -> np.ndarray:
 def plot_losses(runs, labels, axes=None):
     """Draw the loss of each update, and the distance of each run from the first."""
     losses = [_losses(run, label) for run, label in zip(runs, labels, strict=True)]
-    with report.style():
-        if axes is None:
-            axes = plt.subplots(1, 2, figsize=(11, 3.4))[1]
+    with draw.axes(axes, (11, 3.4), shape=(1, 2)) as axes:
         drawn, away = {}, {}
         for i, label in enumerate(labels):
             look = {"color": SERIES[i % len(SERIES)], "marker": "os^"[i % 3]}
@@ -343,15 +311,14 @@ def _losses(run, label):
 def plot_running_means(run, channels=16, ax=None):
     """Draw each process's running mean of each channel, after the same few steps."""
     ranks = _ranks(run)
-    with report.style(grid="x"):
-        ax = ax or plt.subplots(figsize=(9, 3))[1]
+    with draw.axes(ax, (9, 3), "x") as ax:
         for rank, found in enumerate(ranks):
             means = found.cases["running means"]["channels"][:channels]
             colour = SERIES[rank % len(SERIES)]
             ax.plot(means, "o", color=colour, alpha=0.85, label=f"process {rank}")
         ax.axhline(0, color=PALETTE["limit"], lw=0.8)
         ax.set(xlabel="channel of the first normalization", ylabel="running mean")
-        ax.set_title(_where(ranks[0]), fontsize=9, fontweight="normal")
+        draw.caption(ax, draw.where(run))
         ax.legend(ncols=4, loc="upper left", bbox_to_anchor=(0, -0.2))
     return ax
 
@@ -372,7 +339,7 @@ def statistics(run) -> Table:
 def searches(run) -> Table:
     """Return a table of the cases of experiments/unused.py: the time of a step, or DDP's error."""
     rows = []
-    for name, case in _read(run).cases.items():
+    for name, case in _cases(run):
         if "error" in case:
             rows.append((name, "error", case["error"].split(". ")[0]))
         else:
@@ -382,7 +349,10 @@ def searches(run) -> Table:
 
 def what_ddp_said(run, case) -> str:
     """Return the whole error of a case of experiments/unused.py."""
-    return dict(_cases(_read(run), [case]))[case].get("error", "nothing: there was no error")
+    return dict(_cases(run, [case]))[case].get("error", "nothing: there was no error")
+
+
+# The last step of all processes ------------------------------------------------------------------
 
 
 def ranks(job) -> list[log.Run]:
@@ -402,23 +372,17 @@ def ranks(job) -> list[log.Run]:
 def collectives(job) -> Table:
     """Return a table of the collectives of a step: one process's messages, and their time."""
     runs = ranks(job)
-    count, size, times = Counter(), Counter(), defaultdict(lambda: [0.0] * len(runs))
+    sent, times = defaultdict(list), defaultdict(lambda: [0.0] * len(runs))
     for rank, run in enumerate(runs):
         for c in run.last.collectives:
             key = (c["op"], c["dtype"], c["backend"])
             times[key][rank] += c["ms"]
             if rank == 0:
-                count[key] += 1
-                size[key] += c["bytes"]
-    rows = [
-        (
-            *key,
-            f"{count[key]}",
-            report.bytes_text(size[key]),
-            f"{min(times[key]):.1f} to {max(times[key]):.1f} ms",
-        )
-        for key in sorted(times)
-    ]
+                sent[key].append(c["bytes"])
+    rows = []
+    for key, ms in sorted(times.items()):
+        size = report.bytes_text(sum(sent[key]))
+        rows.append((*key, f"{len(sent[key])}", size, f"{min(ms):.1f} to {max(ms):.1f} ms"))
     time = "time to launch, by process" if runs[0].last.only_asked else "time, by process"
     head = ("operation", "dtype", "through", "calls", "bytes", time)
     return Table(head, rows, "<<<>>>", "no collectives in the last step")
@@ -432,57 +396,52 @@ def plot_collectives(job, axes=None):
             f"{runs[0].path}: in the last step no process sent anything to another: is the model "
             "wrapped in DistributedDataParallel? Then submit it again"
         )
-    with report.style(grid="x"):
-        if axes is None:
-            shape = {"figsize": (11, 1.6 + 0.6 * len(runs)), "width_ratios": (3, 1)}
-            axes = plt.subplots(1, 2, **shape)[1]
+    size, layout = (11, 1.6 + 0.6 * len(runs)), {"width_ratios": (3, 1), "sharey": True}
+    with draw.axes(axes, size, "x", shape=(1, 2), **layout) as axes:
         when, much = axes
         for rank, run in enumerate(runs):
             _plot_rank(when, rank, run)
             _plot_bytes(much, rank, run)
-        for ax in axes:
-            ax.set(yticks=range(len(runs)), ylim=(len(runs) - 0.5, -0.5))
-        when.set(ylabel="process")
+        draw.rows(when, range(len(runs)))
+        when.set_ylabel("process")
         when.set_xlabel("since the backward pass of the last step began (ms, each process's clock)")
         when.set_title(_title(runs))
-        much.set(xlabel="sent in a step (MB)", xlim=(0, None))
-        much.set_title("how much")
-        handles, labels = when.get_legend_handles_labels()
-        unique = dict(zip(labels, handles, strict=True))
-        when.legend(
-            unique.values(), unique.keys(), ncols=4, loc="upper left", bbox_to_anchor=(0, -0.25)
-        )
+        much.set(xlabel="sent in a step (MB)", xlim=(0, None), title="how much")
+        draw.legend(when, 4, (0, -0.25), loc="upper left")
     return axes
 
 
 def _title(runs):
+    if not runs[0].last.on_gpu:
+        return "when: buckets are sent while the backward pass goes on"
+    spent = max(run.last.communication_ms for run in runs)
     if runs[0].last.only_asked:
-        return f"when launched; on the GPU {max(run.last.communication_ms for run in runs):.1f} ms"
-    if runs[0].last.on_gpu:
-        spent = max(run.last.communication_ms for run in runs)
-        exposed = max(run.last.exposed_ms for run in runs)
-        return f"when, on the GPU: {spent:.1f} ms, {exposed:.1f} of them not overlapped"
-    return "when: buckets are sent while the backward pass goes on"
+        return f"when launched; on the GPU {spent:.1f} ms"
+    exposed = max(run.last.exposed_ms for run in runs)
+    return f"when, on the GPU: {spent:.1f} ms, {exposed:.1f} of them not overlapped"
 
 
 def _plot_rank(ax, rank, run):
     begin, end = run.last.backward_ms
     ax.barh(rank, end - begin, 0.8, color="#E3E3E8", label="backward")
     for c in run.last.collectives:
-        look = {"color": report.COLLECTIVES.get(c["op"], report.PALETTE["limit"]), "alpha": 0.85}
+        look = {"color": _colour(c), "alpha": 0.85, "label": c["op"]}
         left = c["begin_ms"] - begin
         if run.last.only_asked:  # only the launch is known, not the span
-            ax.plot(left, rank, ">", ms=9, label=c["op"], **look)
+            ax.plot(left, rank, ">", ms=9, **look)
         else:
-            ax.barh(rank, c["ms"], 0.45, left=left, label=c["op"], ec="white", **look)
+            ax.barh(rank, c["ms"], 0.45, left, ec="white", **look)
 
 
 def _plot_bytes(ax, rank, run):
     left = 0.0
     for c in run.last.collectives:
-        colour = report.COLLECTIVES.get(c["op"], report.PALETTE["limit"])
-        ax.barh(rank, c["bytes"] / 1e6, 0.45, left=left, color=colour, ec="white")
+        ax.barh(rank, c["bytes"] / 1e6, 0.45, left, color=_colour(c), ec="white")
         left += c["bytes"] / 1e6
+
+
+def _colour(collective):
+    return report.COLLECTIVES.get(collective["op"], PALETTE["limit"])
 
 
 def straggler(job) -> tuple[int, float]:
@@ -491,43 +450,31 @@ def straggler(job) -> tuple[int, float]:
     It enters a collective last, so its own collectives are the shortest: all others already wait
     there. On a GPU NCCL's kernels wait.
     """
-    return _straggler(ranks(job))
-
-
-def _straggler(runs):
     times = [
         run.last.communication_ms if run.last.on_gpu else sum(c["ms"] for c in run.last.collectives)
-        for run in runs
+        for run in ranks(job)
     ]
     rank = int(np.argmin(times))
-    others = [t for i, t in enumerate(times) if i != rank]
-    return rank, float(np.mean(others) - times[rank])
+    return rank, float(np.mean(np.delete(times, rank)) - times[rank])
 
 
 def plot_ranks(job, ax=None):
     """Draw the phases of a step for each process, with its spread, and name the straggler."""
     runs = ranks(job)
-    with report.style(grid="x"):
-        ax = ax or plt.subplots(figsize=(9, 1.4 + 0.5 * len(runs)))[1]
+    with draw.axes(ax, (9, 1.4 + 0.5 * len(runs)), "x") as ax:
         for rank, run in enumerate(runs):
             clock, times = derived.step_times(run)
-            chosen = derived.measured(run)
-            left = 0.0
-            for phase in PHASES:
-                mean = float(np.mean(times[phase][chosen]))
-                label = phase if rank == 0 else None
-                ax.barh(rank, mean, 0.7, left=left, color=report.PALETTE[phase], label=label)
-                left += mean
-            steps = sum(times[p][chosen] for p in PHASES)
-            low, high = np.percentile(steps, (10, 90))
-            ax.plot([low, high], [rank, rank], color="black", lw=1.5, label=None)
-        last, waits = _straggler(runs)
+            times = {phase: times[phase][derived.measured(run)] for phase in PHASES}
+            means = {phase: ms.mean() for phase, ms in times.items()}
+            draw.stack(ax, rank, means, PALETTE, 0.7)
+            ends = np.percentile(sum(times.values()), (10, 90))
+            ax.plot(ends, [rank, rank], color="black", lw=1.5)
+        last, waits = straggler(job)
         hosts = [run.start["hostname"] for run in runs]
         several = len(set(hosts)) > 1
-        names = [f"process {i}" + f", {host}" * several for i, host in enumerate(hosts)]
-        ax.set(yticks=range(len(runs)), yticklabels=names, ylim=(len(runs) - 0.5, -0.5))
+        draw.rows(ax, [f"process {i}" + f", {host}" * several for i, host in enumerate(hosts)])
         ax.set(xlabel=f"mean step (ms, {clock} clock); line: 10th to 90th percentile")
         who = f"process {1 - last} waits" if len(runs) == 2 else "the others wait"
         ax.set_title(f"in the last step {who} {waits:.1f} ms for process {last}")
-        ax.legend(ncols=5, loc="upper left", bbox_to_anchor=(0, -0.35))
+        draw.legend(ax, 5, (0, -0.35), loc="upper left")
     return ax

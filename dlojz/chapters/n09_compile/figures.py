@@ -9,13 +9,12 @@ import statistics
 from dataclasses import dataclass
 from html import escape
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.chapters.n09_compile import breakeven
 from dlojz.chapters.n09_compile.breakeven import BreakEven
 from dlojz.course import UserError
-from dlojz.figures import report
+from dlojz.figures import draw, report
 from dlojz.runs.stats import summary
 from dlojz.table import QUIET_INK, Table
 
@@ -40,9 +39,7 @@ def plot_pointwise(run, axes=None):
     """Draw the time of each chain of experiments/pointwise.py, eager and compiled, by size."""
     run = report.measured(run)
     sizes = list(dict.fromkeys(case["elements"] for case in run.cases.values()))
-    with report.style():
-        if axes is None:
-            axes = plt.subplots(1, len(sizes), figsize=(11, 4), squeeze=False)[1][0]
+    with draw.axes(axes, (11, 4), shape=(1, len(sizes))) as axes:
         for ax, elements in zip(axes, sizes, strict=True):
             cases = [c for c in run.cases.values() if c["elements"] == elements]
             unit, scale = _unit(max(statistics.median(c["eager_ms"]) for c in cases))
@@ -54,12 +51,9 @@ def plot_pointwise(run, axes=None):
             ax.set(ylabel=f"time of a call ({unit})", xlabel=below)
             title = f"{elements:,} elements, {report.bytes_text(4 * elements)}"
             ax.set_title(title, fontsize=10)
-        handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in (EAGER, COMPILED)]
-        named = dict(zip(("eager", "compiled"), handles, strict=True))
-        report.legend(axes[0], named, loc="upper left")
-        figure = axes[0].figure
-        text = f"{report.hardware_text(summary(run))}\n{RATIO}"
-        figure.suptitle(text, fontsize=9, x=0.01, ha="left")
+        handles = draw.swatches({"eager": EAGER, "compiled": COMPILED})
+        report.legend(axes[0], handles, loc="upper left")
+        draw.heading(axes, f"{draw.where(run)}\n{RATIO}")
     return axes
 
 
@@ -146,13 +140,13 @@ class Source(str):
 
 def kernel(run, function: str) -> Source:
     """Return the generated kernel of a chain, such as "4 sin", on the longest tensor."""
-    cases = [c for c in report.measured(run).cases.values() if c["function"] == function]
-    if not cases:
-        known = ", ".join(dict.fromkeys(c["function"] for c in report.measured(run).cases.values()))
+    cases = sorted(report.measured(run).cases.values(), key=lambda case: case["elements"])
+    sources = {case["function"]: case["source"] for case in cases}
+    if function not in sources:
+        known = ", ".join(sources)
         raise UserError(f"no chain {function!r} in this run: expected one of {known}")
-    longest = max(cases, key=lambda case: case["elements"])
-    found = [match["source"] for match in KERNELS.finditer(longest["source"])]
-    return Source("\n".join(found) or longest["source"])
+    found = [match["source"] for match in KERNELS.finditer(sources[function])]
+    return Source("\n".join(found) or sources[function])
 
 
 # Graphs, breaks, recompilations ------------------------------------------------------------------
@@ -161,23 +155,18 @@ def kernel(run, function: str) -> Source:
 def graphs(run) -> Table:
     """Return a table of the results of experiments/graphs.py, by case."""
     cases = {name: case for name, case in report.measured(run).cases.items() if "calls" in case}
-    rows = [
-        (
-            name,
-            str(case["graphs"]),
-            str(len(case["breaks"])),
-            str(len(case["recompiles"])),
-            "compiled" if case["graphs_run"][-1] else "EAGER",
-            _fullgraph(case["fullgraph"]),
-        )
-        for name, case in cases.items()
-    ]
+    rows = []
+    for name, case in cases.items():
+        counts = (case["graphs"], len(case["breaks"]), len(case["recompiles"]))
+        error = case["fullgraph"]
+        said = f"call {error['call'] + 1}: {error['error']}" if error else "nothing"
+        rows.append((name, *map(str, counts), _last_call(case), said))
     head = ("case", "graphs", "breaks", "recompilations", "last call", "fullgraph=True says")
     return Table(head, rows, "<>>><<")
 
 
-def _fullgraph(error):
-    return f"call {error['call'] + 1}: {error['error']}" if error else "nothing"
+def _last_call(case):
+    return "compiled" if case["graphs_run"][-1] else "EAGER"
 
 
 def reasons(run) -> Table:
@@ -199,48 +188,37 @@ def plot_calls(run, cases=("Python counter", "Python counter, repaired"), ax=Non
     """Draw the calls of some cases: compiled in this call, run compiled, or run eager."""
     found = report.measured(run).cases
     looks = {"compiles": COMPILING, "runs compiled": COMPILED, "runs eager": EAGER}
-    with report.style(grid="x"):
-        ax = ax or plt.subplots(figsize=(9, 1.2 + 0.5 * len(cases)))[1]
+    with draw.axes(ax, (9, 1.2 + 0.5 * len(cases)), "x") as ax:
         for row, name in enumerate(cases):
             case = found[name]
             for call, made in enumerate(case["graphs_made"]):
                 ran = "runs compiled" if case["graphs_run"][call] else "runs eager"
                 ax.barh(row, 0.9, 0.6, call + 0.55, color=looks["compiles" if made else ran])
-        ax.set_yticks(range(len(cases)), cases)
-        ax.invert_yaxis()
+        draw.rows(ax, cases)
         longest = max(len(found[name]["graphs_run"]) for name in cases)
         ax.set_xticks(range(1, longest + 1))
         ax.set(xlim=(0.4, longest + 0.6), xlabel="call")
-        handles = {name: plt.Rectangle((0, 0), 1, 1, color=c) for name, c in looks.items()}
-        report.legend(ax, handles, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+        at = {"loc": "lower left", "bbox_to_anchor": (0, 1)}
+        report.legend(ax, draw.swatches(looks), ncols=3, fontsize=9, **at)
     return ax
 
 
 def compiled_nothing(run) -> Table:
     """Return a table of modules compiled in two ways, with the results."""
-    rows = [
-        (name, str(case["graphs"]), "compiled" if case["graphs_run"][-1] else "EAGER")
-        for name, case in report.measured(run).cases.items()
-        if "calls" not in case
-    ]
+    cases = report.measured(run).cases.items()
+    rows = [(name, str(c["graphs"]), _last_call(c)) for name, c in cases if "calls" not in c]
     head = ("module, and what was called", "graphs", "what ran")
     return Table(head, rows, "<><", "this run has no such cases")
 
 
 def stale(run) -> Table:
     """Return a table of processes with one cache: the request of each, and its result."""
-    rows = [
-        (
-            name,
-            case["asked"],
-            repr(case["tag"]) if case["tag"] else "",
-            "from the cache" if case["from_cache"] else "compiled",
-            case["computed"],
-            f"{case['error']:.2e}",
-            f"{case['eager_error']:.2e}",
-        )
-        for name, case in report.measured(run).cases.items()
-    ]
+    rows = []
+    for name, case in report.measured(run).cases.items():
+        asked = (case["asked"], repr(case["tag"]) if case["tag"] else "")
+        code = "from the cache" if case["from_cache"] else "compiled"
+        errors = (f"{case[error]:.2e}" for error in ("error", "eager_error"))
+        rows.append((name, *asked, code, case["computed"], *errors))
     head = ("", "asked for", "tag", "its code", "computed in", "error", "eager")
     return Table(head, rows, "<<<<<>>", "this run has no such cases")
 
@@ -289,14 +267,12 @@ def ways(run, only=WAYS) -> list[Way]:
 def _way(name, case, eager):
     if not case["cold"]:
         return Way(name, statistics.median(eager), 1, 1, 1, 0, 0, 0, 0)
-    gains = np.divide(eager, case["step_ms"])
-    (low, high), gain = median_interval(gains), ratio(eager, case["step_ms"])
+    cold, gain = case["cold"], ratio(eager, case["step_ms"])
+    ends = median_interval(np.divide(eager, case["step_ms"]))
     step_ms = statistics.median(eager) / gain
-    spent = [sum(case[c]["first_s"]) for c in ("cold", "warm")]
-    own = [max(0.0, s - len(case["cold"]["first_s"]) * step_ms / 1000) for s in spent]
-    return Way(
-        name, step_ms, gain, low, high, *own, case["cold"]["graphs"], case["cold"]["kernels"]
-    )
+    first_ms = len(cold["first_s"]) * step_ms  # of the steps that compile, had they not
+    own = [max(0.0, sum(case[c]["first_s"]) - first_ms / 1000) for c in ("cold", "warm")]
+    return Way(name, step_ms, gain, *ends, *own, cold["graphs"], cold["kernels"])
 
 
 def median_interval(values) -> tuple[float, float]:
@@ -333,9 +309,7 @@ def plot_break_even(run, axes=None, only=WAYS):
     run, found = report.measured(run), ways(run, only)
     eager, others = found[0], found[1:]
     steps = _steps_shown(eager, others)
-    with report.style("both"):
-        if axes is None:
-            axes = plt.subplots(1, 2, figsize=(11, 4))[1]
+    with draw.axes(axes, (11, 4), "both", shape=(1, 2)) as axes:
         total, ahead = axes
         total.plot([0, steps], [0, steps * eager.step_ms / 1000], color=EAGER, lw=2, label="eager")
         for way in others:
@@ -348,8 +322,7 @@ def plot_break_even(run, axes=None, only=WAYS):
             ax.set(xlim=(0, steps), xlabel="steps")
             ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         total.figure.legend(loc="outside lower left", fontsize=9)
-        title = f"{report.experiment_text(run)}\nshaded: the interval of the gain"
-        total.figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+        draw.heading(axes, f"{report.experiment_text(run)}\nshaded: the interval of the gain")
     return axes
 
 

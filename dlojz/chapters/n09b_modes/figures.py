@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-import matplotlib.pyplot as plt
+import numpy as np
 
 from dlojz.chapters.n09_compile import breakeven
 from dlojz.chapters.n09_compile.figures import COMPILED, EAGER
 from dlojz.chapters.n09b_modes.worth_figures import steps_text
 from dlojz.course import UserError
-from dlojz.figures import report
+from dlojz.figures import draw, report
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import QUIET, Table
 
-MODES = ("off", "aot_eager", "default", "reduce-overhead", "max-autotune")
-PRECISIONS = {"tf32": "TF32"}  # all others have the names of their flags
 # A bar that is longer than this share of the longest has room for a line of text.
 LONG = 0.8
 
@@ -85,16 +83,13 @@ def _precision(s):
 
 
 def _named(s):
-    precision = PRECISIONS.get(_precision(s), _precision(s))
+    """Return a run's mode, precision and layout; tuned: it tried other tile sizes for kernels."""
+    precision = {"tf32": "TF32"}.get(_precision(s), _precision(s))
     if _mode(s) != "off":
         layout = "" if s.arguments.get("channels_last") else ", NCHW"
-        return f"{_mode(s)}, {precision}{layout}{', tuned' * _tuned(s)}"
+        tuned = ", tuned" * ("COORDINATE_DESCENT_TUNING=1" in (s.command or ""))
+        return f"{_mode(s)}, {precision}{layout}{tuned}"
     return f"channels_last, {precision}" if _step(s) == "03" else precision
-
-
-def _tuned(s):
-    """Return whether a recording's compiler tried other tile sizes for its kernels."""
-    return "COORDINATE_DESCENT_TUNING=1" in (s.command or "")
 
 
 # Ladders -----------------------------------------------------------------------------------------
@@ -125,13 +120,12 @@ def _rungs(some):
 
 def _eager(s, others):
     """Return the eager run to compare a compiled one with, if possible on the same host."""
-    same = [
-        other
-        for other in others
-        if _mode(other) == "off" != _mode(s)
-        and _precision(other) == _precision(s)
-        and other.arguments.get("channels_last") == s.arguments.get("channels_last")
-    ]
+
+    def setting(run):
+        return _precision(run), run.arguments.get("channels_last")
+
+    eager = [other for other in others if _mode(other) == "off" != _mode(s)]
+    same = [other for other in eager if setting(other) == setting(s)]
     return min(same, key=lambda other: other.cpus != s.cpus, default=None)
 
 
@@ -152,15 +146,14 @@ def plot_rungs(runs: Sequence, axes=None):
     """
     found = ladders(runs)
     rows = [len(rungs) for rungs in found.values()]
-    with report.style(grid="x"):
-        if axes is None:
-            figure, axes = plt.subplots(
-                len(found), 2, sharey="row", squeeze=False, figsize=(11, sum(rows) * 0.4 + 1.5),
-                gridspec_kw={"height_ratios": [n + 1 for n in rows], "width_ratios": (2.2, 1)},
-            )  # fmt: skip
-            figure.get_layout_engine().set(hspace=0.06)
-            look = {"fontsize": 8.5, "x": 0.01, "ha": "left", "color": QUIET}
-            figure.supxlabel(_caption(found), parse_math=False, **look)
+    layout = {"height_ratios": [n + 1 for n in rows], "width_ratios": (2.2, 1), "sharey": "row"}
+    size = (11, sum(rows) * 0.4 + 1.5)
+    with draw.axes(axes, size, "x", shape=(len(found), 2), **layout) as axes:
+        axes = np.reshape(axes, (-1, 2))
+        figure = axes[0][0].figure
+        figure.get_layout_engine().set(hspace=0.06)
+        look = {"fontsize": 8.5, "x": 0.01, "ha": "left", "color": QUIET}
+        figure.supxlabel(_caption(found), parse_math=False, **look)
         for (speed, energy), (title, rungs) in zip(axes, found.items(), strict=True):
             _plot_speed(speed, rungs)
             _plot_energy(energy, rungs)
@@ -220,10 +213,8 @@ def _caption(found):
     hardware = sorted({f"{s.device_name}, torch {s.versions.get('torch')}" for s in every})
     dates = sorted({s.date for s in every})
     data = "synthetic data, " if all(s.synthetic for s in every) else ""
-    text = (
-        f"{'; '.join(hardware)}, {' and '.join(dates)}: {data}one run each. "
-        "Grey: eager; blue: compiled. ×: compared with the first bar."
-    )
+    text = f"{'; '.join(hardware)}, {' and '.join(dates)}: {data}one run each. "
+    text += "Grey: eager; blue: compiled. ×: compared with the first bar."
     return "\n".join(wrap(text, 170))
 
 
@@ -232,17 +223,12 @@ def _caption(found):
 
 def hosts(runs: Sequence) -> Table:
     """Return a table of runs with the cores of their hosts, and the hosts' lead."""
-    rows = [
-        (
-            f"batch {s.batch_size}",
-            _named(s),
-            str(s.cpus or "-"),
-            report.speed_text(s.images_per_s),
-            f"{s.step_ms:,.1f} ms",
-            "-" if s.ahead_ms is None else f"{s.ahead_ms:,.1f} ms",
-        )
-        for s in map(summary, runs)
-        if s.images_per_s
-    ]
+    rows = []
+    for s in map(summary, runs):
+        if s.images_per_s:
+            run = (f"batch {s.batch_size}", _named(s), str(s.cpus or "-"))
+            ahead = "-" if s.ahead_ms is None else f"{s.ahead_ms:,.1f} ms"
+            speed = (report.speed_text(s.images_per_s), f"{s.step_ms:,.1f} ms")
+            rows.append((*run, *speed, ahead))
     head = ("", "", "cores", "images/s", "step", "the host is ahead by")
     return Table(head, rows, "<<>>>>")

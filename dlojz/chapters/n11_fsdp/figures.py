@@ -7,14 +7,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.course import UserError
-from dlojz.figures import plans, report
+from dlojz.figures import draw, plans, report
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
-from dlojz.runs.stats import summary
 from dlojz.table import Table
 
 HELD = ("parameters", "gradients", "unreduced", "optimizer", "gathered")
@@ -24,15 +22,7 @@ CARDS = {"80 GB": 80e9, "141 GB": 141e9}  # of an H100 and an H200
 
 
 def _measured(run, field, experiment) -> log.Run:
-    """Return the log of a run. Raises UserError if it is of another experiment."""
-    found = report.measured(run)
-    if not all(field in case for case in found.cases.values()) or not found.cases:
-        raise UserError(f"{found.path}: nothing of this in it; expected a run of {experiment}.py")
-    return found
-
-
-def _where(run) -> str:
-    return report.hardware_text(summary(run))
+    return draw.of_experiment(run, field, f"{experiment}.py")
 
 
 # Exchanges ---------------------------------------------------------------------------------------
@@ -83,20 +73,17 @@ def _calls(found, phase):
 def plot_collectives(run, ax=None):
     """Draw the collectives of a step of each way on a time line, beside the backward pass."""
     run = _measured(run, "collectives", "sharding")
-    with report.style(grid="x"):
-        ax = ax or plt.subplots(figsize=(11, 1.4 + 0.6 * len(run.cases)))[1]
-        drawn = {}
+    with draw.axes(ax, (11, 1.4 + 0.6 * len(run.cases)), "x") as ax:
         for row, case in enumerate(run.cases.values()):
             begin, end = case["backward_ms"]
-            drawn["backward"] = ax.barh(row, end - begin, 0.8, left=begin, color="#E3E3E8")
+            ax.barh(row, end - begin, 0.8, begin, color="#E3E3E8", label="backward")
             for c in case["collectives"]:
-                look = {"color": COLOURS[c["op"]], "ec": "white"}
-                bar = ax.barh(row, c["ms"], 0.45, left=c["begin_ms"], **look)
-                drawn[c["op"].replace("_", "-")] = bar
-        ax.set_yticks(range(len(run.cases)), run.cases)
-        ax.set(ylim=(len(run.cases) - 0.5, -0.5), xlabel="in a step (ms, clock of process 0)")
-        ax.set_title(_where(run), fontsize=9, fontweight="normal")
-        report.legend(ax, drawn, ncols=4, loc="upper left", bbox_to_anchor=(0, -0.2))
+                look = {"color": COLOURS[c["op"]], "label": c["op"].replace("_", "-")}
+                ax.barh(row, c["ms"], 0.45, c["begin_ms"], ec="white", **look)
+        draw.rows(ax, run.cases)
+        ax.set_xlabel("in a step (ms, clock of process 0)")
+        draw.caption(ax, draw.where(run))
+        draw.legend(ax, 4, (0, -0.2), loc="upper left")
     return ax
 
 
@@ -134,19 +121,17 @@ def plot_sent(run, ax=None):
     """Draw the bytes that a node sends in a step of each way: inside, and to another node."""
     found, left = sent(run), 0
     looks = {"inside the node": plans.COLOURS["parameters"], "to another node": "#D55E00"}
-    with report.style(grid="x"):
-        ax = ax or plt.subplots(figsize=(9, 1.2 + 0.5 * len(found)))[1]
+    with draw.axes(ax, (9, 1.2 + 0.5 * len(found)), "x") as ax:
         for (what, colour), sizes in zip(looks.items(), np.array([*found.values()]).T, strict=True):
-            bars = ax.barh([*found], sizes / 1e6, 0.6, left=left, color=colour, label=what)
+            bars = ax.barh([*found], sizes / 1e6, 0.6, left, color=colour, label=what)
             texts = [report.bytes_text(size) if size else "" for size in sizes]
             ax.bar_label(bars, texts, label_type="center", color="white", fontsize=9)
             left = left + sizes / 1e6
         ax.invert_yaxis()
         ax.set(xlabel="a node sends in a step (MB)")
-        where = f"{log.read(run).start['size']} processes, counted as if on {nodes(run)} nodes"
-        ax.set_title(where, fontsize=10, fontweight="normal")
-        drawn = dict(zip(looks, ax.containers, strict=True))
-        report.legend(ax, drawn, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
+        count = log.read(run).start["size"]
+        draw.caption(ax, f"{count} processes, counted as if on {nodes(run)} nodes")
+        draw.legend(ax, 2, (1, 1), loc="lower right")
     return ax
 
 
@@ -204,20 +189,20 @@ def _with_the_rest(parts, peak_bytes) -> Peak:
 
 def plot_held(run, ax=None):
     """Draw the memory of each process for each way, by part."""
-    return _plot_held(held(run), _where(run), ax)
+    return _plot_held(held(run), run, ax)
 
 
 def plot_trained(jobs, labels, ax=None):
     """Draw the memory of each process of these jobs of the trainer, by part."""
-    return _plot_held(trained(jobs, labels), _where(jobs[0]), ax)
+    return _plot_held(trained(jobs, labels), jobs[0], ax)
 
 
-def _plot_held(found, where, ax):
+def _plot_held(found, run, ax):
     with report.style(grid="x"):
         ax = plans.plot(found, ax=ax, each="process")
         activations = any("activations" in peak.parts for peak in found.values())
         rest = "activations: all the rest of the peak" if activations else "without activations"
-        ax.set_title(f"{where}; {rest}", fontsize=9, fontweight="normal")
+        draw.caption(ax, f"{draw.where(run)}; {rest}")
     return ax
 
 
@@ -251,8 +236,7 @@ def padding(run) -> Table:
 def plot_padding(run, ax=None):
     """Draw the root's gathered bytes against the number of GPUs, by placement."""
     found, looks = padded(run), zip(report.SERIES[1::-1], ("o-", "s--"), strict=True)
-    with report.style(grid="both"):
-        ax = ax or plt.subplots(figsize=(7.5, 3.6))[1]
+    with draw.axes(ax, (7.5, 3.6), "both") as ax:
         for (placement, sizes), (colour, line) in zip(found.items(), looks, strict=False):
             heights = [size / 1e6 for size in sizes.values()]
             ax.plot([*sizes], heights, line, color=colour, label=placement)
@@ -295,24 +279,15 @@ def recomputed(run) -> Table:
         sizes = (report.bytes_text(case[f"{what}_bytes"]) for what in ("kept", "peak"))
         more = (f"x {factor['operations']:.2f}", f"{ms:,.1f} ms", f"x {factor['time']:.2f}")
         rows.append((way, *sizes, *more))
-    head = (
-        "checkpointing",
-        "kept",
-        "peak",
-        "operations",
-        "median step",
-        "ratio in the same round (median)",
-    )
-    return Table(head, rows, "<>>>>>")
+    head = ("checkpointing", "kept", "peak", "operations", "median step")
+    return Table((*head, "ratio in the same round (median)"), rows, "<>>>>>")
 
 
 def plot_recompute(run, axes=None):
     """Draw the activations kept by checkpointing, beside its cost in time."""
     run = _measured(run, "kept_bytes", "recompute")
     cases, found = run.cases, factors(run)
-    with report.style(grid="x"):
-        if axes is None:
-            axes = plt.subplots(1, 2, figsize=(11, 1.4 + 0.5 * len(cases)), sharey=True)[1]
+    with draw.axes(axes, (11, 1.4 + 0.5 * len(cases)), "x", shape=(1, 2), sharey=True) as axes:
         keeps, costs = axes
         kept = [case["kept_bytes"] / 1e6 for case in cases.values()]
         bars = keeps.barh(range(len(cases)), kept, 0.6, color=plans.COLOURS["activations"])
@@ -328,9 +303,8 @@ def plot_recompute(run, axes=None):
         costs.set_xlim(0, 1.1 * max([*values, 4 / 3]))
         costs.set_xlabel(f"a step's operations and time, relative to “{next(iter(cases))}”")
         drawn["4/3"] = costs.axvline(4 / 3, color=report.PALETTE["limit"], ls="--", zorder=0)
-        keeps.set_yticks(range(len(cases)), cases)
-        keeps.invert_yaxis()
-        keeps.set_title(_where(run), fontsize=9, fontweight="normal")
+        draw.rows(keeps, cases)
+        draw.caption(keeps, draw.where(run))
         report.legend(costs, drawn, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return axes
 
@@ -387,9 +361,8 @@ def plot_fits(run, cards: Mapping[str, float] = CARDS, ax=None):
     found = predicted(run)
     with report.style(grid="x"):
         ax = plans.plot(found, ax=ax)
-        ax.set_xlim(
-            0, 1.15 * max([peak.bytes for peak in found.values()] + [*cards.values()]) / 1e9
-        )
+        most = max([peak.bytes for peak in found.values()] + [*cards.values()])
+        ax.set_xlim(0, 1.15 * most / 1e9)
         for card, size in cards.items():
             ax.axvline(size / 1e9, **plans.CARD, zorder=0)
             look = {"ha": "center", "va": "bottom", "fontsize": 9, "bbox": plans.PAPER}

@@ -3,12 +3,10 @@
 They take a run of `predicted.py`, an experiment of notebook 11, which names its recordings.
 """
 
-import matplotlib.pyplot as plt
-
 from dlojz import runs
 from dlojz.chapters.n11b_hybrid import flops
 from dlojz.course import UserError
-from dlojz.figures import peaks, plans, report
+from dlojz.figures import draw, peaks, plans, report
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
 from dlojz.runs.stats import Summary, summary
@@ -19,10 +17,8 @@ AGAIN = "#A9CCE3"  # pale: not the model's own operations
 
 def cases(run) -> list[tuple[Summary, dict]]:
     """Return each recording and its prediction, the smallest memory first."""
-    found = log.read(run)
-    if not found.cases or not all("operations" in case for case in found.cases.values()):
-        raise UserError(f"{found.path}: nothing of this in it; expected a run of predicted.py")
-    pairs = [(summary(runs.recorded(name)), case) for name, case in found.cases.items()]
+    found = draw.of_experiment(run, "operations", "predicted.py").cases
+    pairs = [(summary(runs.recorded(name)), case) for name, case in found.items()]
     return sorted(pairs, key=lambda pair: _peak(pair[1]).bytes)
 
 
@@ -135,35 +131,31 @@ def plot_shares(run, product=None, ax=None):
     lines = {f"sold: {peak:,.1f}": peak} if peak else {}
     if best:
         lines[best[1].replace(" on ", " on\n") + f": {best[0]:,.0f}"] = best[0]
-    with report.style(grid="x"):
-        ax = ax or plt.subplots(figsize=(10, 1.6 + 0.5 * len(pairs)))[1]
-        drawn = _plot_used(pairs, ax)
+    with draw.axes(ax, (10, 1.6 + 0.5 * len(pairs)), "x") as ax:
+        _plot_used(pairs, ax)
         for text, at in lines.items():
             ax.axvline(at, color="black", ls="--", lw=1)
             ax.text(at, -0.6, text, ha="center", va="bottom", fontsize=8)
         ax.set(ylim=(len(pairs) - 0.5, -0.5))
-        ax.set_xlabel(
-            "TFLOP/s of each GPU: forward and backward pass of an image, times its images/s"
-        )
+        what = "forward and backward pass of an image, times its images/s"
+        ax.set_xlabel(f"TFLOP/s of each GPU: {what}")
         ax.set_title(_where(pairs), fontsize=9, fontweight="normal", pad=28)
-        below = -0.9 / len(pairs)  # nearly half an inch
-        report.legend(ax, drawn, ncols=2, loc="upper left", bbox_to_anchor=(0, below))
+        draw.legend(ax, 2, (0, -0.9 / len(pairs)), loc="upper left")  # nearly half an inch below
     return ax
 
 
-def _plot_used(pairs, ax) -> dict:
-    """Draw the bars of `plot_shares`; return their handles for the legend."""
+def _plot_used(pairs, ax):
+    """Draw the bars of `plot_shares`."""
     own, again = [u.tflops for _, u in pairs], [u.again_tflops for _, u in pairs]
     names, blue = [run_name(s) for s, _ in pairs], report.PALETTE["backward"]
     known = any(u.mfu for _, u in pairs)
     words = "needed by the model" + ", with its share of what is sold: MFU" * known
-    drawn = {words: ax.barh(names, own, 0.6, color=blue)}
+    ax.barh(names, own, 0.6, color=blue, label=words)
     if any(again):
-        drawn["computed again"] = ax.barh(names, again, 0.6, own, color=AGAIN)
+        ax.barh(names, again, 0.6, own, color=AGAIN, label="computed again")
     for y, (_, u) in enumerate(pairs):
         share = f"{u.mfu:.0%}  " if u.mfu else ""
         ax.text(u.tflops, y, share, ha="right", va="center", color="white")
         more = f" + {u.again_tflops:,.0f}" if u.again_tflops else ""
         text = f"  {u.tflops:,.0f}{more} TFLOP/s"
         ax.text(u.tflops + u.again_tflops, y, text, va="center", fontsize=9)
-    return drawn

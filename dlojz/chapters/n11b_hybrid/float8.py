@@ -5,11 +5,8 @@ Each takes a run of `experiments/float8.py`, or a recording.
 
 from collections import defaultdict
 
-import matplotlib.pyplot as plt
-
 from dlojz.course import UserError
-from dlojz.figures import report
-from dlojz.runs.stats import summary
+from dlojz.figures import draw, report
 from dlojz.table import Table
 
 BF16 = "bf16"
@@ -40,16 +37,13 @@ def plot_outliers(run, ax=None):
     found = defaultdict(dict)
     for case in _cases(run, "away"):
         found[case["recipe"]][case["outlier"]] = 100 * case["away"]["output"]
-    with report.style(grid="both"):
-        ax = ax or plt.subplots(figsize=(7.5, 3.6))[1]
+    with draw.axes(ax, (7.5, 3.6), "both") as ax:
         for recipe, away in found.items():
             look = {"color": COLOURS[recipe], "ls": "--" if recipe.endswith("hp") else "-"}
             ax.plot([*away], [*away.values()], "o", ms=4, label=recipe, **look)
-        ax.set(
-            xscale="log", yscale="log", xlabel="largest value of the input (the others: about 1)"
-        )
-        ax.set_ylabel("distance from float32 (%)")
-        ax.set_title(report.hardware_text(summary(run)), fontsize=9, fontweight="normal")
+        ax.set(xscale="log", yscale="log", ylabel="distance from float32 (%)")
+        ax.set_xlabel("largest value of the input (the others: about 1)")
+        draw.caption(ax, draw.where(run))
         ax.legend()
     return ax
 
