@@ -54,12 +54,6 @@ def test_a_trainees_lines_compute_in_one_thread_until_they_have_failed():
     assert (meanwhile, torch.get_num_threads()) == ([1], before)
 
 
-def test_a_time_is_the_mean_of_a_few_calls():
-    ticks, calls = iter([10.0, 16.0]), []
-    assert harness.seconds(lambda: calls.append(1), CPU, 3, lambda: next(ticks)) == 2
-    assert len(calls) == 3
-
-
 def test_each_submission_draws_other_cases_and_a_seed_repeats_them():
     seeds = {harness.parser("A job.").parse_args([]).seed for _ in range(3)}
     assert len(seeds) == 3

@@ -40,3 +40,11 @@ def test_an_experiment_may_return_early(events):
 
     main()
     assert events()[-1]["outcome"] == "completed"
+
+
+def test_a_time_is_the_mean_of_a_few_calls():
+    ticks, calls = iter([10.0, 16.0]), []
+    assert (
+        session.seconds(lambda: calls.append(1), torch.device("cpu"), 3, lambda: next(ticks)) == 2
+    )
+    assert len(calls) == 3

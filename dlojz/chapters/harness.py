@@ -3,13 +3,10 @@
 import argparse
 import math
 import secrets
-import time
-from collections.abc import Callable
 from contextlib import contextmanager
 
 import torch
 
-from dlojz.chapters import session
 from dlojz.course import UserError
 
 
@@ -60,13 +57,3 @@ def one_thread(device):
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def seconds(call: Callable, device, times: int = 1, clock: Callable = time.perf_counter) -> float:
-    """Return the mean time of a call with its kernels, over a few in a row."""
-    session.wait(device)
-    begin = clock()
-    for _ in range(times):
-        call()
-    session.wait(device)
-    return (clock() - begin) / times

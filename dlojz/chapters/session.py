@@ -79,6 +79,12 @@ def tell_the_older_switch():
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
 
+def batch(args, device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random images of the sizes of `add_sizes`, and labels, all of them 0."""
+    shape = (args.batch_size, 3, args.image_size, args.image_size)
+    return torch.randn(shape, device=device), torch.zeros(shape[0], dtype=int, device=device)
+
+
 def one_step(model, optimizer, images, labels, dtype):
     """Train on a batch; in fp16 without a scaler, because only the time of the step matters."""
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
@@ -113,28 +119,39 @@ def process_group(device):
         world.leave_group()
 
 
-def milliseconds(call: Callable, device, times: int = 1) -> float:
-    """Return the mean milliseconds per call over `times` calls in a row, in the slowest process.
-
-    All processes begin together, and wait for a GPU once, after the last call.
-    """
-    torch.distributed.barrier()
+def seconds(call: Callable, device, times: int = 1, clock: Callable = time.perf_counter) -> float:
+    """Return the mean time of a call with its kernels, over a few in a row."""
     wait(device)
-    begin = time.perf_counter()
+    begin = clock()
     for _ in range(times):
         call()
     wait(device)
-    spent = torch.tensor(1000 * (time.perf_counter() - begin) / times, device=device)
+    return (clock() - begin) / times
+
+
+def milliseconds(call: Callable, device, times: int = 1) -> float:
+    """Return the mean milliseconds of a call, over a few in a row.
+
+    In a process group all processes begin together, and the slowest one counts.
+    """
+    if not torch.distributed.is_initialized():
+        return 1000 * seconds(call, device, times)
+    torch.distributed.barrier()
+    spent = torch.tensor(1000 * seconds(call, device, times), device=device)
     torch.distributed.all_reduce(spent, torch.distributed.ReduceOp.MAX)
     return spent.item()
 
 
-def in_turn(calls: Mapping[str, Callable], device, rounds: int, times: int = 1) -> dict:
-    """Return the milliseconds of each call by round; a disturbance affects all calls."""
+def in_turn(calls: Mapping[str, Callable], device, rounds: int, times=1, warm_up=0) -> dict:
+    """Return the milliseconds of each call by round, without those of the first `warm_up` rounds.
+
+    The calls take turns, so that a disturbance affects all.
+    """
     spent = {name: [] for name in calls}
-    for _ in range(rounds):
+    for turn in range(warm_up + rounds):
         for name, call in calls.items():
-            spent[name].append(milliseconds(call, device, times))
+            ms = milliseconds(call, device, times)
+            spent[name] += [ms] * (turn >= warm_up)
     return spent
 
 

@@ -239,4 +239,4 @@ def _and_back(call, x):
 
 def _milliseconds(calls, device) -> dict:
     clock = time.process_time if device.type == "cpu" else time.perf_counter
-    return {w: 1000 * harness.seconds(c, device, CALLS, clock) for w, c in calls.items()}
+    return {w: 1000 * session.seconds(c, device, CALLS, clock) for w, c in calls.items()}

@@ -100,7 +100,7 @@ class Job:
 
     def run(self) -> float:
         """Train and validate; return the seconds."""
-        return harness.seconds(lambda: (self.train(), self.validate()), self.device)
+        return session.seconds(lambda: (self.train(), self.validate()), self.device)
 
     def results(self) -> dict:
         """Return all results of the run as tensors on the host."""
@@ -321,7 +321,7 @@ def profiled(run, module, clean, args):
         job.train()
     profiler.stop()
     job = Job(module, clean, args, args.seed)
-    spent = [harness.seconds(part, job.device) for part in (job.train, job.validate)]
+    spent = [session.seconds(part, job.device) for part in (job.train, job.validate)]
     run.case("parts", train_s=spent[0], validation_s=spent[1], batches=args.batches)
 
 

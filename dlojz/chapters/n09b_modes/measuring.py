@@ -25,9 +25,8 @@ from pathlib import Path
 import torch
 
 from dlojz import idr_torch
-from dlojz.chapters.harness import seconds
 from dlojz.chapters.n09b_modes import worth
-from dlojz.chapters.session import tell_the_older_switch, wait
+from dlojz.chapters.session import seconds, tell_the_older_switch, wait
 from dlojz.course import UserError
 from dlojz.machine import cpus
 from dlojz.traces import trace

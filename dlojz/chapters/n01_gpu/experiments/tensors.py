@@ -5,7 +5,6 @@ Submitted by a notebook: submit("dlojz/chapters/n01_gpu/experiments/tensors.py")
 
 import argparse
 import statistics
-import time
 from functools import partial
 
 import torch
@@ -24,25 +23,14 @@ def main():
         shape = (args.batch_size, 3, args.image_size, args.image_size)
         pinned = torch.zeros(shape, pin_memory=device.type == "cuda")
 
-        def milliseconds(make):
-            session.wait(device)
-            begin = time.perf_counter()
-            make()
-            session.wait(device)
-            return 1000 * (time.perf_counter() - begin)
-
         size = f"{pinned.numel() * 4 // 10**6} MB"
         ways = {f"torch.zeros(...).to(device), {size}": lambda: torch.zeros(shape).to(device)}
         if device.type == "cuda":  # otherwise nothing is copied or pinned
             copy = partial(pinned.to, device, non_blocking=True)
             ways["the copy alone, from pinned memory"] = copy
         ways["torch.zeros(..., device=device)"] = lambda: torch.zeros(shape, device=device)
-        spent = {what: [] for what in ways}
-        for _ in range(REPEATS + WARM_UP):
-            for what, make in ways.items():  # in turn, so that a disturbance affects all
-                spent[what].append(milliseconds(make))
-        for what, found in spent.items():
-            run.measure(what, statistics.median(found[WARM_UP:]), "ms")
+        for what, ms in session.in_turn(ways, device, REPEATS, warm_up=WARM_UP).items():
+            run.measure(what, statistics.median(ms), "ms")
 
 
 if __name__ == "__main__":

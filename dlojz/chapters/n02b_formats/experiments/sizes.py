@@ -5,7 +5,7 @@ Submitted by a notebook: submit("dlojz/chapters/n02b_formats/experiments/sizes.p
 
 import argparse
 import statistics
-import time
+from functools import partial
 
 import torch
 
@@ -21,15 +21,6 @@ FORMATS = {
 }
 
 
-def seconds(device, x, y):
-    """Return the seconds of one product, with the wait for the device."""
-    begin = time.perf_counter()
-    x @ y
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=4096, help="rows and columns, give or take 16")
@@ -40,12 +31,13 @@ def main():
         sizes = [args.size + offset for offset in OFFSETS]
         for name in names:
             dtype, torch.backends.cuda.matmul.fp32_precision = FORMATS[name]
-            pairs = [[torch.randn(n, n, device=device).to(dtype) for _ in "xy"] for n in sizes]
-            # All sizes in turn, in several rounds, so that a disturbance affects all.
-            rounds = [[seconds(device, *pair) for pair in pairs] for _ in range(WARM_UP + ROUNDS)]
-            for size, times in zip(sizes, zip(*rounds[WARM_UP:], strict=True), strict=True):
-                speed = 2 * size**3 / statistics.median(times)
-                run.measure(name, speed / 1e12, "TFLOP/s", x=size)
+            products = {
+                n: partial(torch.matmul, *torch.randn(2, n, n, device=device).to(dtype))
+                for n in sizes
+            }
+            for size, ms in session.in_turn(products, device, ROUNDS, warm_up=WARM_UP).items():
+                speed = 2 * size**3 / statistics.median(ms)
+                run.measure(name, speed / 1e9, "TFLOP/s", x=size)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ that no case pays for starting the libraries.
 """
 
 import argparse
-import time
+from functools import partial
 
 import torch
 import torchvision
@@ -25,10 +25,7 @@ SIZES, APART = 6, 16  # the number of sizes of images, and the pixels between tw
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--autotuner", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels, of the one size")
-    parser.add_argument("-b", "--batch-size", type=int, default=256, help="images")
-    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
+    session.add_sizes(parser, 256)
     parser.add_argument("--steps", type=int, default=3 * SIZES, help="steps of each case")
     args = parser.parse_args()
     with session.begin(args) as (run, device):
@@ -40,13 +37,12 @@ def main():
         many = [max(32, size - APART * n) for n in range(1, SIZES + 1)]
         for case, sizes in {"one size": [size], f"{SIZES} sizes in turn": many}.items():
             for number in range(args.steps):
-                begin = time.perf_counter()
-                step(sizes[number % len(sizes)])
-                run.measure(case, 1000 * (time.perf_counter() - begin), "ms")
+                one = partial(step, sizes[number % len(sizes)])
+                run.measure(case, session.milliseconds(one, device), "ms")
 
 
 def training(args, device):
-    """Return step(pixels), a training step on images of any size; it waits for the device."""
+    """Return step(pixels), a training step on images of any size."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     model = model.to(memory_format=torch.channels_last)
@@ -57,12 +53,7 @@ def training(args, device):
     def step(pixels):
         images = torch.randn((args.batch_size, 3, pixels, pixels), device=device)
         images = images.to(memory_format=torch.channels_last)
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        session.wait(device)
+        session.one_step(model, optimizer, images, labels, dtype)
 
     return step
 

@@ -13,7 +13,6 @@ each is profiled: kernels on a GPU, operations on a CPU.
 import argparse
 import os
 import statistics
-import time
 from collections import Counter
 from functools import partial
 
@@ -45,28 +44,16 @@ def main():
         torch.backends.cudnn.benchmark = True  # as in the solution of this step
 
         steps = {case: training(args, device, *choice) for case, choice in CASES.items()}
-        for step in steps.values():
-            step()
-            step()
-        milliseconds = {case: [] for case in steps}
-        for _ in range(args.steps):
-            for case, step in steps.items():
-                begin = time.perf_counter()
-                step()
-                session.wait(device)
-                milliseconds[case].append(1000 * (time.perf_counter() - begin))
-        for case, step in steps.items():
-            run.measure(case, statistics.median(milliseconds[case]), "ms per step")
-            run.case(case, step_ms=milliseconds[case], **profile(step, device))
+        for case, ms in session.in_turn(steps, device, args.steps, warm_up=2).items():
+            run.measure(case, statistics.median(ms), "ms per step")
+            run.case(case, step_ms=ms, **profile(steps[case], device))
 
 
 def training(args, device, weights_last, images_last, interrupted):
     """Return step(), a training step of a model of its own."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(args.model, weights=None).to(device)
-    shape = (args.batch_size, 3, args.image_size, args.image_size)
-    images, labels = torch.randn(shape, device=device), torch.zeros(shape[0], dtype=int)
-    labels = labels.to(device)
+    images, labels = session.batch(args, device)
     if weights_last:
         model = model.to(memory_format=torch.channels_last)
     if images_last:

@@ -11,7 +11,7 @@ All sizes are timed in turn, in rounds, so that a disturbance affects all; the m
 
 import argparse
 import statistics
-import time
+from functools import partial
 
 import torch
 import torchvision
@@ -25,13 +25,10 @@ FEATURES = 2048  # inputs of the last layer of a ResNet-50
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels")
-    parser.add_argument("-b", "--batch-size", type=int, default=256, help="the middle one")
+    session.add_sizes(parser, 256)  # the middle one
     parser.add_argument("--channels", type=int, default=256, help="the middle one")
     parser.add_argument("--classes", type=int, nargs="+", default=CLASSES, help="output widths")
     parser.add_argument("--rows", type=int, default=16384, help="rows that enter the last layer")
-    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
     args = parser.parse_args()
     with session.begin(args) as (run, device):
         session.set_float32(args.precision)
@@ -66,20 +63,15 @@ def classes(args, device):
 
 def rates(sizes, args, device):
     """Return the speed of a forward and a backward pass, from the work of an image or row."""
-    steps, work = {}, {}
+    steps, work, dtype = {}, {}, session.DTYPES.get(args.precision)
     for what, layer, shape, for_each in sizes:
         last = torch.channels_last if len(shape) == 4 else torch.contiguous_format
         layer = layer.to(device).to(memory_format=last)
-        steps[what] = layer, torch.randn(shape, device=device).to(memory_format=last)
+        inputs = torch.randn(shape, device=device).to(memory_format=last)
+        steps[what] = partial(one_step, layer, inputs, dtype)
         work[what] = for_each * shape[0]
-    seconds = {what: [] for what in steps}
-    for _ in range(WARM_UP + ROUNDS):
-        for what, (layer, inputs) in steps.items():
-            begin = time.perf_counter()
-            one_step(layer, inputs, session.DTYPES.get(args.precision))
-            session.wait(device)
-            seconds[what].append(time.perf_counter() - begin)
-    return {w: work[w] / statistics.median(taken[WARM_UP:]) for w, taken in seconds.items()}
+    spent = session.in_turn(steps, device, ROUNDS, warm_up=WARM_UP)
+    return {what: 1000 * work[what] / statistics.median(ms) for what, ms in spent.items()}
 
 
 def one_step(layer, inputs, dtype):

@@ -147,18 +147,17 @@ def train(args, device, run, several):
         with_stack=args.stack,
         experimental_config=_ExperimentalConfig(record_python_gc_info=True),
     )
+
+    def step():
+        one_step(args, much, next(batches), model, optimizer, device, held)
+
     profiler.start()
     for _ in range(WAIT + WARM_UP + args.steps):
-        one_step(args, much, next(batches), model, optimizer, device, held)
+        step()
         profiler.step()
     profiler.stop()
-    session.wait(device)
-    begin = time.perf_counter()
-    for _ in range(args.timed):
-        one_step(args, much, next(batches), model, optimizer, device, held)
-    session.wait(device)
     if args.timed:
-        run.measure("step", 1000 * (time.perf_counter() - begin) / args.timed, "ms")
+        run.measure("step", 1000 * session.seconds(step, device, args.timed), "ms")
 
 
 def one_step(args, much, batch, model, optimizer, device, held):

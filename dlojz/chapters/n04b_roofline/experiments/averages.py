@@ -49,11 +49,8 @@ def training(args, device):
     session.set_float32(args.precision)
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    shape = (args.batch_size, 3, args.image_size, args.image_size)
-    images = torch.randn(shape, device=device)
-    labels = torch.zeros(args.batch_size, dtype=int, device=device)
-    dtype = session.DTYPES.get(args.precision)
-    return lambda: session.one_step(model, optimizer, images, labels, dtype)
+    batch, dtype = session.batch(args, device), session.DTYPES.get(args.precision)
+    return lambda: session.one_step(model, optimizer, *batch, dtype)
 
 
 def averages(profiler, by_shape: bool, clock: str) -> list[dict]:

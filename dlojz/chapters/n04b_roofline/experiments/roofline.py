@@ -39,7 +39,7 @@ def main():
     with session.begin(args) as (run, device):
         torch.backends.cudnn.benchmark = True
         dtype = session.DTYPES.get(args.precision, torch.float32)
-        with session.process_group(device), torch.no_grad():
+        with torch.no_grad():
             memory(run, device, args.rounds)
             if args.ceilings:
                 for name in formats(device):

@@ -69,7 +69,7 @@ def main():
     parser.add_argument("--segments", type=int, default=200, help="number of means")
     parser.add_argument("--rounds", type=int, default=5, help="timings of each case")
     args = parser.parse_args()
-    with session.begin(args) as (run, device), session.process_group(device):
+    with session.begin(args) as (run, device):
         torch.manual_seed(0)
         ids = torch.randint(args.segments, (args.rows,))
         ids[: args.segments] = torch.arange(args.segments)  # none is empty

@@ -116,12 +116,12 @@ def images_per_s(ways, jpegs, rounds):
 def nvjpeg(jpegs, batch, device):
     """Return the images per second of the GPU's decoder."""
     tensors = [torch.frombuffer(jpeg, dtype=torch.uint8) for jpeg in jpegs]
-    session.wait(device)
-    begin = time.perf_counter()
-    for i in range(0, len(tensors), batch):
-        decode_jpeg(tensors[i : i + batch], mode=ImageReadMode.RGB, device=device)
-    session.wait(device)
-    return len(tensors) / (time.perf_counter() - begin)
+
+    def decode():
+        for i in range(0, len(tensors), batch):
+            decode_jpeg(tensors[i : i + batch], mode=ImageReadMode.RGB, device=device)
+
+    return len(tensors) / session.seconds(decode, device)
 
 
 if __name__ == "__main__":

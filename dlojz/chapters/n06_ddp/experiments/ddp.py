@@ -101,9 +101,8 @@ def training(name, args, device):
         with torch._dynamo.config.patch(optimize_ddp=cut):
             model = wrapped(name, model, device)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    shape = (args.batch_size, 3, args.image_size, args.image_size)
-    images = torch.randn(shape, device=device).to(memory_format=torch.channels_last)
-    labels = torch.zeros(args.batch_size, dtype=int, device=device)
+    images, labels = session.batch(args, device)
+    images = images.to(memory_format=torch.channels_last)
     dtype = session.DTYPES.get(args.precision)
     accumulated = ACCUMULATED if name.startswith("update") else 1
     sums = torch.zeros(4, device=device)

@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -56,10 +55,7 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             steps, cold = with_empty_caches(args, device, Path(folder))
             warm = in_a_second_process(Path(folder))
-        step_ms = {way: [] for way in steps}
-        for _ in range(args.steps):
-            for way, step in steps.items():
-                step_ms[way].append(1000 * timed(step, device))
+        step_ms = session.in_turn(steps, device, args.steps)
         run.measure("the compiler starts, cold", cold.pop("start_s"), "s")
         run.measure("the compiler starts, warm", warm.pop("start_s"), "s")
         for way, ms in step_ms.items():
@@ -103,10 +99,8 @@ def ways(args):
 
 def start(args, device):
     """Return the seconds of a first, tiny compilation, for imports and other one-time work."""
-    begin = time.perf_counter()
-    torch.compile(torch.sin, backend=args.backend)(torch.ones(8, device=device))
-    session.wait(device)
-    return time.perf_counter() - begin
+    tiny = torch.compile(torch.sin, backend=args.backend)
+    return session.seconds(lambda: tiny(torch.ones(8, device=device)), device)
 
 
 def compiled(args, way, device):
@@ -115,7 +109,7 @@ def compiled(args, way, device):
     counters.clear()
     metrics.reset()
     step = training(args, way, device)
-    seconds = [timed(step, device) for _ in range(FIRST)]
+    seconds = [session.seconds(step, device) for _ in range(FIRST)]
     return step, {
         "first_s": seconds,
         "graphs": counters["stats"]["unique_graphs"],
@@ -125,20 +119,11 @@ def compiled(args, way, device):
     }
 
 
-def timed(step, device):
-    """Return the seconds of one step."""
-    begin = time.perf_counter()
-    step()
-    session.wait(device)
-    return time.perf_counter() - begin
-
-
 def training(args, way, device):
     """Return step(), a training step of a model compiled in this way."""
     torch.manual_seed(0)
     model = build(args.model).to(device)
-    shape = (args.batch_size, 3, args.image_size, args.image_size)
-    images, labels = torch.randn(shape, device=device), torch.zeros(shape[0], dtype=int)
+    images, labels = session.batch(args, device)
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)
         images = images.to(memory_format=torch.channels_last)
@@ -152,7 +137,7 @@ def training(args, way, device):
     elif way == BLOCKS:
         [block.compile(**options) for block in blocks(model)]
     dtype = session.DTYPES.get(args.precision)
-    return partial(session.one_step, model, optimizer, images, labels.to(device), dtype)
+    return partial(session.one_step, model, optimizer, images, labels, dtype)
 
 
 def build(name):

@@ -10,6 +10,7 @@ import argparse
 import re
 import statistics
 import time
+from functools import partial
 from itertools import chain
 
 import torch
@@ -73,18 +74,17 @@ def main():
             torch.manual_seed(0)
             x = torch.randn(elements, device=device)
             cases = {name: case(name, function, x) for name, function in functions.items()}
-            for ways, seen in cases.values():
-                seen["eager_ms"], seen["compiled_ms"] = [], []
-                [call(x) for call in ways for _ in range(3)]
+            calls = {
+                (name, way): partial(call, x)
+                for name, (ways, _) in cases.items()
+                for way, call in zip(("eager", "compiled"), ways, strict=True)
+            }
+            session.in_turn(calls, device, 3)  # a warm-up
             times = max(1, min(MOST_CALLS, int(READING_S * FLOATS_PER_S / elements)))
-            for _ in range(args.rounds):
-                for (eager, compiled), seen in cases.values():
-                    seen["eager_ms"].append(milliseconds(eager, x, times))
-                    seen["compiled_ms"].append(milliseconds(compiled, x, times))
+            for (name, way), ms in session.in_turn(calls, device, args.rounds, times).items():
+                run.measure(name, statistics.median(ms), "ms", x=elements, variant=way)
+                cases[name][1][f"{way}_ms"] = ms
             for name, (_, seen) in cases.items():
-                for way in ("eager", "compiled"):
-                    ms = statistics.median(seen[f"{way}_ms"])
-                    run.measure(name, ms, "ms", x=elements, variant=way)
                 run.case(f"{name}, {elements} elements", **seen)
 
 
@@ -117,16 +117,6 @@ def launched(call, x):
     """Return the number of the GPU's kernels in one call."""
     call(x)
     return evidence.counts(evidence.profiled(lambda: call(x)))["kernels"]
-
-
-def milliseconds(call, x, times):
-    """Return the mean milliseconds of a call over `times` calls in a row."""
-    session.wait(x.device)
-    begin = time.perf_counter()
-    for _ in range(times):
-        call(x)
-    session.wait(x.device)
-    return 1000 * (time.perf_counter() - begin) / times
 
 
 if __name__ == "__main__":

@@ -50,16 +50,14 @@ def main():
     args = parse_args(device.type == "cuda")
     with session.begin(args, device) as (run, _):
         session.set_float32(args.precision)
-        with session.process_group(device):
-            steps, found, first = {}, {}, None
-            for way in WAYS:
-                training = Training(way, args, device)
-                steps[way], found[way] = training.step, training.seen()
-                gradients = [p.grad for p in training.model.parameters()]
-                first = first or gradients
-                found[way]["gradient_away"] = session.away(gradients, first)
-            times = session.in_turn(steps, device, args.rounds)
-        for way, ms in times.items():
+        steps, found, first = {}, {}, None
+        for way in WAYS:
+            training = Training(way, args, device)
+            steps[way], found[way] = training.step, training.seen()
+            gradients = [p.grad for p in training.model.parameters()]
+            first = first or gradients
+            found[way]["gradient_away"] = session.away(gradients, first)
+        for way, ms in session.in_turn(steps, device, args.rounds).items():
             run.measure(way, statistics.median(ms), "ms per step")
             run.case(way, step_ms=ms, **found[way])
 

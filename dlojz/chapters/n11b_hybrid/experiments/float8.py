@@ -44,9 +44,8 @@ def main():
             for recipe, found in lost(outlier, device, able).items():
                 run.measure(recipe, found["output"], "relative distance", x=outlier)
                 run.case(f"{recipe}, {outlier:g}", recipe=recipe, outlier=outlier, away=found)
-        with session.process_group(device):
-            for each in args.sizes:
-                run.case("x".join(map(str, each)), step_ms=timed(each, args, device, able))
+        for each in args.sizes:
+            run.case("x".join(map(str, each)), step_ms=timed(each, args, device, able))
 
 
 def size(text) -> tuple[int, ...]:
