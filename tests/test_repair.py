@@ -1,6 +1,5 @@
 """The prepared network of notebook 09: right repairs pass, each wrong one gets its own hint."""
 
-import shutil
 from pathlib import Path
 
 import made
@@ -262,22 +261,15 @@ def test_inputs_lie_on_both_sides_of_the_condition_and_some_are_near(seed):
 # From the trainee's copy to the verdict ----------------------------------------------------------
 
 
-@pytest.fixture
-def prepared(course_folder):
-    """A course folder with the prepared file."""
-    shutil.copy(REPOSITORY / "solutions/repair.py", course_folder / "solutions")
-    return course_folder
-
-
-def test_a_copy_is_made_once_and_never_overwritten(prepared):
+def test_a_copy_is_made_once_and_never_overwritten(course_folder):
     assert course.own("09_repair") == "repair.py"
-    assert (prepared / "repair.py").read_text() == BROKEN
-    (prepared / "repair.py").write_text("mine")
+    assert (course_folder / "repair.py").read_text() == BROKEN
+    (course_folder / "repair.py").write_text("mine")
     assert course.own("09_repair") == "repair.py"
-    assert (prepared / "repair.py").read_text() == "mine"
+    assert (course_folder / "repair.py").read_text() == "mine"
 
 
-def test_a_job_is_judged_and_its_verdict_kept(prepared):
+def test_a_job_is_judged_and_its_verdict_kept(course_folder):
     file = course.own("09_repair")
     job = submit(file, name="repair")
     job.wait()
@@ -289,14 +281,14 @@ def test_a_job_is_judged_and_its_verdict_kept(prepared):
     assert found.part("same values") == exercise.State.PASSED
     assert progress.last("verdicts", "09_repair")["parts"]["one graph"] == "failed"
     assert cli.main(["check", "09_repair", job.id]) == 1
-    (prepared / file).write_text(REPAIRED)
+    (course_folder / file).write_text(REPAIRED)
     assert "repair.py has changed since" in repr(check("09_repair", job))
     for _ in range(3):
         advice = found.hint()
     assert "+        x = torch.where(" in str(advice.diff)
 
 
-def test_the_name_of_a_copy_that_is_missing_is_not_that_of_the_solution(prepared):
+def test_the_name_of_a_copy_that_is_missing_is_not_that_of_the_solution(course_folder):
     with pytest.raises(SubmitError, match=r'no repair\.py yet: course\.own\("09_repair"\) makes'):
         submit("repair.py")
 
@@ -317,9 +309,9 @@ OWN_LOG = """    import argparse
         (("    job.examine(Net)", OWN_LOG), "its log was written by something else, too"),
     ],
 )
-def test_a_file_that_does_not_run_has_its_hint(prepared, change, told):
+def test_a_file_that_does_not_run_has_its_hint(course_folder, change, told):
     file = course.own("09_repair")
-    (prepared / file).write_text(BROKEN.replace(*change))
+    (course_folder / file).write_text(BROKEN.replace(*change))
     job = submit(file)
     job.wait()
     found = check("09_repair", job)
@@ -327,8 +319,8 @@ def test_a_file_that_does_not_run_has_its_hint(prepared, change, told):
     assert told in repr(found)
 
 
-def test_a_job_of_another_file_says_what_to_submit(prepared):
-    (prepared / "other.py").write_text("")
+def test_a_job_of_another_file_says_what_to_submit(course_folder):
+    (course_folder / "other.py").write_text("")
     job = submit("other.py")
     job.wait()
     with pytest.raises(UserError, match=r"ran other\.py, expected your copy of repair\.py"):

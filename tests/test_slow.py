@@ -1,7 +1,6 @@
 """The slow program of notebook 04c: right repairs pass, each fault and each trick gets its hint."""
 
 import ast
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -331,14 +330,7 @@ def test_pairs_end_as_soon_as_they_decide(monkeypatch):
 # From the trainee's copy to the verdict ----------------------------------------------------------
 
 
-@pytest.fixture
-def prepared(course_folder):
-    """A course folder with the prepared file."""
-    shutil.copy(REPOSITORY / "solutions/slow.py", course_folder / "solutions")
-    return course_folder
-
-
-def test_a_job_is_judged_and_its_trace_read(prepared):
+def test_a_job_is_judged_and_its_trace_read(course_folder):
     file = course.own("04_slow")
     job = submit(f"{file} {SMALL} --pairs 6", name="slow")
     job.wait()
@@ -349,7 +341,7 @@ def test_a_job_is_judged_and_its_trace_read(prepared):
     shown = figures.operators(job)
     assert [row[0] for row in shown.rows] == ["data", "forward", "backward", "update", "validation"]
     assert "aten::is_nonzero" in repr(shown)
-    (prepared / file).write_text(REPAIRED)
+    (course_folder / file).write_text(REPAIRED)
     for _ in range(3):
         advice = found.hint()
     assert "+    return torch.where(" in str(advice.diff)
@@ -366,8 +358,8 @@ def test_a_job_is_judged_and_its_trace_read(prepared):
         (("    job.examine(__file__)", "    pass"), "it logged nothing to compare"),
     ],
 )
-def test_a_file_that_does_not_run_has_its_hint(prepared, change, told):
-    (prepared / course.own("04_slow")).write_text(REPAIRED.replace(*change))
+def test_a_file_that_does_not_run_has_its_hint(course_folder, change, told):
+    (course_folder / course.own("04_slow")).write_text(REPAIRED.replace(*change))
     job = submit(f"slow.py {SMALL} --pairs 0")
     job.wait()
     found = check("04_slow", job)
@@ -383,7 +375,7 @@ def test_each_hint_is_that_of_a_test():
 # The costs ---------------------------------------------------------------------------------------
 
 
-def test_what_each_fault_costs_is_measured_and_drawn(prepared):
+def test_what_each_fault_costs_is_measured_and_drawn(course_folder):
     job = submit(f"{course.own('04_slow')} {SMALL} --costs 1")
     job.wait()
     cases = log.read(job.directory).cases
