@@ -21,10 +21,6 @@ MOVED = ("parameters", "gradients", "optimizer")  # moved to the host by FSDP2's
 CARDS = {"80 GB": 80e9, "141 GB": 141e9}  # of an H100 and an H200
 
 
-def _measured(run, field, experiment) -> log.Run:
-    return draw.of_experiment(run, field, f"{experiment}.py")
-
-
 # Exchanges ---------------------------------------------------------------------------------------
 
 
@@ -54,7 +50,7 @@ def collectives(run) -> Table:
 
     The bytes are those of a ring: gloo has no reduce-scatter, and reduces all to each process.
     """
-    run, rows, first = _measured(run, "collectives", "sharding"), [], None
+    run, rows, first = draw.of_experiment(run, "collectives", "sharding.py"), [], None
     for way, case in run.cases.items():
         found = exchanged(case, run.start["size"])
         sent = sum(size for _, size in found.values())
@@ -72,7 +68,7 @@ def _calls(found, phase):
 
 def plot_collectives(run, ax=None):
     """Draw the collectives of a step of each way on a time line, beside the backward pass."""
-    run = _measured(run, "collectives", "sharding")
+    run = draw.of_experiment(run, "collectives", "sharding.py")
     with draw.axes(ax, (11, 1.4 + 0.6 * len(run.cases)), "x") as ax:
         for row, case in enumerate(run.cases.values()):
             begin, end = case["backward_ms"]
@@ -103,7 +99,7 @@ def between(case: Mapping, processes: int, nodes: int) -> tuple[float, float]:
 
 def nodes(run) -> int:
     """Return the number of copies of the model in a run of HSDP, each counted as a node."""
-    run = _measured(run, "collectives", "sharding")
+    run = draw.of_experiment(run, "collectives", "sharding.py")
     calls = [call for case in run.cases.values() for call in case["collectives"]]
     found = {call["members"] for call in calls if call.get("group") == "copies"}
     if len(found) != 1:
@@ -137,14 +133,14 @@ def plot_sent(run, ax=None):
 
 def norms(run) -> Table:
     """Return a table of the gradients' norms: all, as for clipping, and process 0's."""
-    run = _measured(run, "norm", "sharding")
+    run = draw.of_experiment(run, "norm", "sharding.py")
     rows = [(way, f"{c['norm']:.4f}", f"{c['own_norm']:.4f}") for way, c in run.cases.items()]
     return Table(("", "norm of all gradients", "of what process 0 holds"), rows, "<>>")
 
 
 def equality(run) -> Table:
     """Return a table of each way's distance from the first: losses, gradients, time of a step."""
-    run, rows = _measured(run, "losses", "sharding"), []
+    run, rows = draw.of_experiment(run, "losses", "sharding.py"), []
     first = np.array(next(iter(run.cases.values()))["losses"])
     for way, case in run.cases.items():
         apart = np.abs(np.array(case["losses"]) / first - 1).max()
@@ -160,7 +156,7 @@ def equality(run) -> Table:
 def held(run) -> dict[str, Peak]:
     """Return the bytes in each process for each way, by part; on a GPU with activations."""
     found = {}
-    ranks = _measured(run, "bytes", "sharding").ranks
+    ranks = draw.of_experiment(run, "bytes", "sharding.py").ranks
     for way in ranks[0].cases:
         for rank, each in enumerate(ranks):
             case = each.cases[way]
@@ -212,7 +208,7 @@ def _plot_held(found, run, ax):
 def padded(run) -> dict[str, dict[int, int]]:
     """Return the root's gathered bytes, by placement and number of GPUs."""
     found = defaultdict(dict)
-    for case in _measured(run, "placement", "padding").cases.values():
+    for case in draw.of_experiment(run, "placement", "padding.py").cases.values():
         size = sum(row["gathered"] for row in case["parameters"] if row["part"] == "root")
         found[case["placement"]][case["gpus"]] = size
     return dict(found)
@@ -220,7 +216,7 @@ def padded(run) -> dict[str, dict[int, int]]:
 
 def padding(run) -> Table:
     """Return a table of the padded parameters by number of GPUs, with the other placement last."""
-    cases = [*_measured(run, "placement", "padding").cases.values()]
+    cases = [*draw.of_experiment(run, "placement", "padding.py").cases.values()]
     shown = [case for case in cases if case["placement"] == cases[0]["placement"]] + cases[-1:]
     rows = []
     for same in zip(*(case["parameters"] for case in shown), strict=True):
@@ -258,7 +254,7 @@ def run_model(run) -> str:
 
 def factors(run) -> dict[str, dict[str, float]]:
     """Return kept bytes, operations and time of a step for each way, relative to the first."""
-    cases = _measured(run, "kept_bytes", "recompute").cases
+    cases = draw.of_experiment(run, "kept_bytes", "recompute.py").cases
     first = next(iter(cases.values()))
     return {
         way: {
@@ -272,7 +268,7 @@ def factors(run) -> dict[str, dict[str, float]]:
 
 def recomputed(run) -> Table:
     """Return a table of checkpointing's kept bytes, and its cost."""
-    cases, rows = _measured(run, "kept_bytes", "recompute").cases, []
+    cases, rows = draw.of_experiment(run, "kept_bytes", "recompute.py").cases, []
     for way, factor in factors(run).items():
         case = cases[way]
         ms = statistics.median(case["step_ms"])
@@ -285,7 +281,7 @@ def recomputed(run) -> Table:
 
 def plot_recompute(run, axes=None):
     """Draw the activations kept by checkpointing, beside its cost in time."""
-    run = _measured(run, "kept_bytes", "recompute")
+    run = draw.of_experiment(run, "kept_bytes", "recompute.py")
     cases, found = run.cases, factors(run)
     with draw.axes(axes, (11, 1.4 + 0.5 * len(cases)), "x", shape=(1, 2), sharey=True) as axes:
         keeps, costs = axes
@@ -314,7 +310,7 @@ def plot_recompute(run, axes=None):
 
 def predicted(run) -> dict[str, Peak]:
     """Return the highest peak of each plan of experiments/fits.py."""
-    cases = _measured(run, "peaks", "fits").cases
+    cases = draw.of_experiment(run, "peaks", "fits.py").cases
     return {_plan(case["plan"]): plans.highest(case)[1] for case in cases.values()}
 
 
@@ -335,7 +331,7 @@ def offloaded(run, copy) -> Table:
     copy: a run of experiments/tensors.py on a GPU, for the speed of such a copy.
     """
     speed, rows = _copy_speed(copy), []
-    for case in _measured(run, "peaks", "fits").cases.values():
+    for case in draw.of_experiment(run, "peaks", "fits.py").cases.values():
         if case["plan"]["sharding"] == "fsdp":
             stays = [{k: v for k, v in p.items() if k not in MOVED} for p in case["peaks"].values()]
             left = max(sum(parts.values()) for parts in stays)
