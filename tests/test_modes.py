@@ -74,29 +74,25 @@ def test_what_was_paid_is_won_back_by_what_is_saved_against_the_same_precision(t
     assert rungs[-1].price == "compiled in 20 s on 16 cores, won back after 2,000 steps"
 
 
-def test_code_from_a_cache_says_nothing_of_the_price(tmp_path):
-    eager = log(tmp_path, "a", 50)
-    warm = log(tmp_path, "b", 40, 2.0, CACHED, compile="default")
-    rung = only([eager, warm])[-1]
-    assert rung.break_even is None
-    assert rung.price == "compiled in 2 s on 16 cores; the code for training was in a cache"
-
-
 @pytest.mark.parametrize(
-    ("flags", "price"),
+    ("compiled", "price"),
     [
-        ({"compile": "default"}, "nothing was compiled"),
+        ({}, "nothing was compiled"),
         ({"compile": "off"}, ""),
-        ({"compile": "default", "compile_s": 9.0, "step_ms": 60}, "compiled in 9 s on 16 cores"),
+        ({"compile_s": 9.0}, "compiled in 9 s on 16 cores, never won back"),
+        (
+            {"compile_s": 2.0, "why": CACHED, "step_ms": 40},
+            "compiled in 2 s on 16 cores; the code for training was in a cache",
+        ),
+        ({"compile_s": 9.0, "precision": "tf32"}, "compiled in 9 s on 16 cores"),
     ],
 )
-def test_what_is_said_without_a_break_even(tmp_path, flags, price):
-    assert only([log(tmp_path, "a", **flags)])[-1].price == price
-
-
-def test_a_compiled_run_that_is_slower_never_wins_its_price_back(tmp_path):
-    slow = [log(tmp_path, "a", 50), log(tmp_path, "b", 60, 9.0, compile="default")]
-    assert only(slow)[-1].price == "compiled in 9 s on 16 cores, never won back"
+def test_what_is_said_of_a_price_that_was_not_won_back(tmp_path, compiled, price):
+    """Beside an eager run in fp32 of 50 ms."""
+    eager = log(tmp_path, "a", 50)
+    compiled = log(tmp_path, "b", **{"step_ms": 60, "compile": "default"} | compiled)
+    [rung] = [rung for rung in only([eager, compiled]) if rung.run.name == "b"]
+    assert rung.price == price
 
 
 def test_the_eager_run_of_the_same_host_is_compared(tmp_path):

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import shlex
 import sys
 import textwrap
@@ -467,28 +468,25 @@ def test_a_block_may_change_its_input_and_be_called_with_names():
     training.step = lambda: model(torch.ones(2, 4)).sum().backward()
     calls, spans = measuring.counted(training)
     names = [name.split(".")[1] for name, _ in calls]
-    names.remove("detach")  # which autograd adds to the one that changes its input
-    names.remove("detach")
+    names = [name for name in names if name != "detach"]  # autograd's, for what changes its input
     assert names == ["mul", "relu_", "mul", "add", "relu_", "mul"]
-    begin, end = spans["first"]
-    _, block = measuring.compiled_block(
-        training, "first", calls[begin:end], {"backend": "aot_eager"}
-    )
+    own, options = calls[slice(*spans["first"])], {"backend": "aot_eager"}
+    _, block = measuring.compiled_block(training, "first", own, options)
     assert (block.name, block.operations, block.different) == ("first (Changes)", 3, 3)
     assert block.compile_s > 0 < block.gain
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("code", "error"),
     [
-        ("import nowhere", r"mine.py, line 1 can't be imported: ModuleNotFoundError: No module"),
-        ("raise SystemExit('no')", r"mine.py, line 1 can't be imported: SystemExit: no"),
+        ("import nowhere", "ModuleNotFoundError: No module"),
+        ("raise SystemExit('no')", "SystemExit: no"),
     ],
 )
-def test_a_trainer_that_cannot_be_imported_is_refused_with_its_line(code, message, tmp_path):
+def test_a_trainer_that_cannot_be_imported_is_refused_with_its_line(code, error, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(f"{code}\n{'; '.join(f'{name} = None' for name in source.FUNCTIONS)}\n")
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f"mine.py, line 1 can't be imported: {error}"):
         imports.trainer(str(file))
 
 
@@ -498,15 +496,11 @@ def test_a_trainer_that_cannot_be_imported_is_refused_with_its_line(code, messag
         (RuntimeError("inner: No working C++ compiler found in ..."), "install g\\+\\+"),
         (RuntimeError("OSError: [Errno 28] No space left on device"), "no room .* set TMPDIR"),
         (RuntimeError("Failed to find C compiler. Please specify via CC"), "install g\\+\\+"),
-        (
-            ValueError("no rule\nand much more"),
-            "Part can't be compiled: ValueError: no rule. Leave",
-        ),
+        (ValueError("no rule\nand more"), "Part can't be compiled: ValueError: no rule. Leave"),
     ],
 )
 def test_a_compiler_that_refuses_is_answered_with_what_to_do(error, message):
-    with pytest.raises(UserError, match=message):
-        raise UserError(measuring.refusal("Part", error))
+    assert re.search(message, measuring.refusal("Part", error))
 
 
 def test_both_kinds_of_too_little_memory_are_known():
