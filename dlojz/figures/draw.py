@@ -75,12 +75,13 @@ def write_widths(ax, form: str, least: float, **look):
             ax.text(*bar.get_center(), form.format(width), ha="center", va="center", **look)
 
 
-def legend(ax, ncols=4, at=(0, 1), **look):
-    """Draw a legend above the axes, which has each label once."""
-    handles, labels = ax.get_legend_handles_labels()
-    named = dict(zip(labels, handles, strict=True))
+def legend(ax, ncols=4, at=(0, 1), named: Mapping | None = None, **look):
+    """Draw a legend above the axes: of {label: handle}, by default with each label once."""
+    if named is None:
+        handles, labels = ax.get_legend_handles_labels()
+        named = dict(zip(labels, handles, strict=True))
     look = {"loc": "lower left", "fontsize": 9} | look
-    ax.legend(named.values(), named, ncols=ncols, bbox_to_anchor=at, **look)
+    report.legend(ax, named, ncols=ncols, bbox_to_anchor=at, **look)
 
 
 def swatches(colours: Mapping[str, str]) -> dict:

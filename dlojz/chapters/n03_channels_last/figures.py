@@ -140,8 +140,7 @@ def plot_trace(run, cases=("neither", "both"), ax=None):
         end = min(trace[-1][1] - trace[0][1] for trace in traces)
         ax.set(xlim=(0, end), xlabel="time since the first kernel of the step (ms)")
         draw.caption(ax, report.experiment_text(run))
-        named, at = draw.swatches(COLOURS), {"loc": "lower left", "bbox_to_anchor": (0, 1.12)}
-        report.legend(ax, named, ncols=4, fontsize=9, **at)
+        draw.legend(ax, 4, (0, 1.12), draw.swatches(COLOURS))
     return ax
 
 

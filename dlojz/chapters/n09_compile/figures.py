@@ -198,8 +198,7 @@ def plot_calls(run, cases=("Python counter", "Python counter, repaired"), ax=Non
         longest = max(len(found[name]["graphs_run"]) for name in cases)
         ax.set_xticks(range(1, longest + 1))
         ax.set(xlim=(0.4, longest + 0.6), xlabel="call")
-        at = {"loc": "lower left", "bbox_to_anchor": (0, 1)}
-        report.legend(ax, draw.swatches(looks), ncols=3, fontsize=9, **at)
+        draw.legend(ax, 3, named=draw.swatches(looks))
     return ax
 
 
