@@ -510,7 +510,7 @@ def test_a_difference_is_paired_by_seed():
     assert (told.mean, told.seeds) == (-4, 3)
     assert told.half == pytest.approx(4.302653 * 2 / math.sqrt(3))
     assert told.word == "no difference shown"
-    assert seeds.difference({0: 1.0}, {1: 1.0}) is None, "no seed is common"
+    assert figures.difference({0: 1.0}, {1: 1.0}) is None, "no seed is common"
 
 
 @pytest.mark.parametrize(
@@ -527,10 +527,6 @@ def test_a_difference_has_a_word(pairs, word):
     clean = dict.fromkeys(range(len(pairs)), 50.0)
     other = {seed: 50 + pair for seed, pair in enumerate(pairs)}
     assert figures.difference(clean, other).word == word
-
-
-def test_without_a_common_seed_nothing_is_compared():
-    assert figures.difference({0: 1.0}, {1: 1.0}) is None
 
 
 # The figure --------------------------------------------------------------------------------------

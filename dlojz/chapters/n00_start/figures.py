@@ -10,7 +10,7 @@ from matplotlib.patches import FancyArrowPatch
 
 from dlojz import course
 from dlojz.course import UserError
-from dlojz.figures import draw, report
+from dlojz.figures import drawing, report
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import summary
 
@@ -100,7 +100,7 @@ def plot_loop(recorded=None, trainer=None, ax=None):
     recorded: a run, to draw its phases' shares beside; trainer: a file, by default your own.
     """
     found = lines((trainer or course.trainer()).read_text(encoding="utf-8"))
-    with draw.axes(ax, (11, 0.6 + 0.29 * len(found)), "x") as ax:
+    with drawing.axes(ax, (11, 0.6 + 0.29 * len(found)), "x") as ax:
         for row, line in enumerate(found):
             x = 0.125 + 0.022 * line.depth
             look = {"va": "center", "fontsize": 8.5, "family": "monospace", "parse_math": False}

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-from dlojz.figures import draw, report
+from dlojz.figures import drawing, report
 from dlojz.figures.peaks import FORMATS, Measured
 from dlojz.runs import log
 from dlojz.table import Table
@@ -235,7 +235,7 @@ def plot_ridges(rows: Sequence, found: Sequence[Measured] = (), ax=None):
         if m.memory_gb_per_s
     ]
     columns = sorted((c for c in columns if c.points), key=lambda c: c.x)
-    with draw.axes(ax, (9.5, 5.6), "both") as ax:
+    with drawing.axes(ax, (9.5, 5.6), "both") as ax:
         ax.set(xscale="log", yscale="log", xlabel="memory (GB/s)", ylabel="TFLOP/s, dense")
         ax.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         ax.xaxis.set_minor_formatter(StrMethodFormatter("{x:,g}"))
@@ -245,7 +245,7 @@ def plot_ridges(rows: Sequence, found: Sequence[Measured] = (), ax=None):
             _draw(ax, column, where)
         _diagonals(ax)
         look = "full: as sold; diamonds: from cores and clock; hollow: measured here; dashed: "
-        draw.caption(ax, f"{look}operations per byte")
+        drawing.caption(ax, f"{look}operations per byte")
         names = {f if f not in INSTEAD else f"{f}, {INSTEAD[f]}": COLOURS[f] for f in DRAWN}
         handles = {n: ax.scatter([], [], s=60, color=c, ec="white") for n, c in names.items()}
         report.legend(ax, handles, loc="upper left", bbox_to_anchor=(1, 1), title="format")
@@ -312,7 +312,7 @@ def plot_latency(run, axes=None):
     """Draw the time of a load, and the speed of reading in order, against the size of the block."""
     found = log.read(run)
     processor = found.cases["processor"]
-    with draw.axes(axes, (11, 4), "both", shape=(1, 2)) as axes:
+    with drawing.axes(axes, (11, 4), "both", shape=(1, 2)) as axes:
         looks = (("load", "ns for a load, each after the last", report.SERIES[0]),
                  ("read in order", "GB/s, one core, in order", report.SERIES[1]))  # fmt: skip
         for ax, (what, label, colour) in zip(axes, looks, strict=True):
@@ -331,9 +331,9 @@ def plot_latency(run, axes=None):
                 ax.axvline(x, color=report.PALETTE["limit"], ls=":", lw=1.2)
                 text = {"xycoords": ("data", "axes fraction"), "va": "top", "color": "#5B5B66"}
                 ax.annotate(f" L{cache['level']}", (x, 0.98), fontsize=9, **text)
-        title = draw.where(found)
+        title = drawing.where(found)
         title = title if processor["compiled"] else f"{title}: {NO_COMPILER}"
-        draw.caption(axes[0], title)
+        drawing.caption(axes[0], title)
     return axes
 
 

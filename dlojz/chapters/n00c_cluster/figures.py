@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 
 from dlojz.chapters.n00c_cluster import seen
 from dlojz.course import course_root
-from dlojz.figures import draw
+from dlojz.figures import drawing
 from dlojz.figures.report import PALETTE, SERIES, style, summary
 from dlojz.launch import sites as sites_of
 from dlojz.runs.folder import path_of
@@ -79,7 +79,7 @@ def plot_files(images: int = 1_281_167, per_shard: int = 1000, ax=None):
     places.sort(key=lambda place: place[1])
     names, files = zip(*places, strict=True)
     shards = -(-images // per_shard)
-    with draw.axes(ax, (7, 0.3 * len(places) + 1), "x") as ax:
+    with drawing.axes(ax, (7, 0.3 * len(places) + 1), "x") as ax:
         colours = [PALETTE["speed"] if n >= images else PALETTE["limit"] for n in files]
         ax.barh(names, files, color=colours)
         label = f"ImageNet's training files: {images:,}"
@@ -180,7 +180,7 @@ def plot_waits(ax=None):
     """Draw the wait of a job behind a larger one, by the requested time limit."""
     waits = recorded("time")["time"]
     names = [f"asks for {minutes} min" for minutes in waits]
-    with draw.axes(ax, (6, 1.6), "x") as ax:
+    with drawing.axes(ax, (6, 1.6), "x") as ax:
         bars = ax.barh(names, list(waits.values()), color=PALETTE["data"])
         ax.bar_label(bars, [f" {seconds} s" for seconds in waits.values()])
         ax.set(xlabel="s in the queue, for the same job of 5 s")

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from dlojz.course import UserError
-from dlojz.figures import draw, report
+from dlojz.figures import drawing, report
 from dlojz.figures.plans import COLOURS, PAPER
 from dlojz.figures.report import bytes_text
 from dlojz.runs import log
@@ -31,9 +31,9 @@ def plot_update(run, axes=None):
 
     run: of alive.py. The dashed line is the allocator's reserve.
     """
-    cases, drawn = draw.of_experiment(run, "at", "alive.py").cases, {}
+    cases, drawn = drawing.of_experiment(run, "at", "alive.py").cases, {}
     count = len(cases)
-    with draw.axes(axes, (5.6 + 2.1 * count, 4.4), shape=(1, count), sharey=True) as axes:
+    with drawing.axes(axes, (5.6 + 2.1 * count, 4.4), shape=(1, count), sharey=True) as axes:
         for ax, (name, case) in zip(axes, cases.items(), strict=True):
             drawn |= _plot_moments(ax, case["at"], case["events"])
             ax.set_title(f"{name}, {case['precision']}".replace(": ", "\n"))
@@ -93,7 +93,7 @@ def _enlarge(ax, moments, events, top):
     inset = ax.inset_axes((0.14, 0.33, 0.83, 0.46))
     _plot_areas(inset, moments, events)
     inset.set(xlim=(0, 1), ylim=(0, 1.05 * most), xticks=[])
-    draw.caption(inset, "the same, enlarged (GB)")
+    drawing.caption(inset, "the same, enlarged (GB)")
     inset.grid(False, axis="x")
 
 
@@ -107,9 +107,9 @@ def plot_held(counted, recorded: Mapping, ax=None):
     """
     tensors = 0
     if counted is not None:
-        [case] = draw.of_experiment(counted, "at", "alive.py").cases.values()
+        [case] = drawing.of_experiment(counted, "at", "alive.py").cases.values()
         tensors = max(sum(moment["parts"].values()) for moment in case["at"]) / 1e9
-    with draw.axes(ax, (9.5, 1.5 + 0.55 * len(recorded)), "x") as ax:
+    with drawing.axes(ax, (9.5, 1.5 + 0.55 * len(recorded)), "x") as ax:
         shown = {}
         for row, run in enumerate(recorded.values()):
             peak, held, limit = _held(run)
@@ -124,12 +124,12 @@ def plot_held(counted, recorded: Mapping, ax=None):
             shown["held, not in use"] = ax.barh(row, held - peak, 0.62, peak, **look)
             text = f"  {bytes_text(1e9 * peak)} of {bytes_text(1e9 * held)} held"
             ax.text(held, row, text, va="center", fontsize=9, bbox=PAPER | {"pad": 1})
-        draw.rows(ax, recorded)
+        drawing.rows(ax, recorded)
         most = max(_held(run)[1] for run in recorded.values())
         if most > 0.5 * limit:
             line = {"color": report.PALETTE["limit"], "ls": "--", "lw": 1}
             shown["the GPU's memory"] = ax.axvline(limit, **line)
-        where = draw.where(next(iter(recorded.values())))
+        where = drawing.where(next(iter(recorded.values())))
         ax.set(xlabel=f"memory (GB); {where}", xlim=(0, 1.3 * most))
         report.legend(ax.figure, shown, loc="outside upper center", ncols=4, fontsize=9)
     return ax
@@ -169,10 +169,10 @@ def distances(run) -> Table:
 
 def plot_snapshot(run, ax=None):
     """Draw the memory of a snapshot, entry by entry: the tensors, and the allocator's reserve."""
-    [(how, case)] = draw.of_experiment(run, "allocated", "snapshot.py").cases.items()
+    [(how, case)] = drawing.of_experiment(run, "allocated", "snapshot.py").cases.items()
     allocated, reserved = np.array([case["allocated"], case["reserved"]]) / 1e9
     x, s = np.linspace(0, case["entries"], len(allocated)), summary(run)
-    with draw.axes(ax, (9, 3.4)) as ax:
+    with drawing.axes(ax, (9, 3.4)) as ax:
         area = ax.fill_between(x, allocated, color=report.PALETTE["speed"], lw=0)
         (line,) = ax.plot(x, reserved, color="#333333", lw=1.1, ls="--")
         sizes = f"{s.model}, {s.image_size} px, batch {s.batch_size}"

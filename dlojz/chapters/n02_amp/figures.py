@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.ticker import PercentFormatter
 
 from dlojz.course import UserError
-from dlojz.figures import batch_sweep, draw
+from dlojz.figures import batch_sweep, drawing
 from dlojz.figures.report import PALETTE, SERIES, disturbed_text, hardware_text, measured
 from dlojz.runs import log
 from dlojz.runs.stats import summary
@@ -138,18 +138,18 @@ def plot_formats(ax=None):
     """Draw the bits of each format, with its range and its precision."""
     parts = {"sign": PALETTE["limit"], "exponent: the range": SERIES[1]}
     parts |= {"mantissa: the steps": SERIES[5], "not used": "#E3E3E8"}
-    with draw.axes(ax, (9, 2.6), "x") as ax:
+    with drawing.axes(ax, (9, 2.6), "x") as ax:
         for row, f in enumerate(FORMATS.values()):
             used = 1 + f.exponent_bits + f.mantissa_bits
             widths = (1, f.exponent_bits, f.mantissa_bits, 8 * f.bytes - used)
-            draw.stack(ax, row, dict(zip(parts, widths, strict=True)), parts, ec="white")
+            drawing.stack(ax, row, dict(zip(parts, widths, strict=True)), parts, ec="white")
             largest = f"{f.largest:,.0f}" if f.largest < 1e6 else f"{f.largest:.0e}"
             text = f"{2.0**f.normal:.0e} to {largest}; after 1 comes {1 + f.spacing:.7f}"
             ax.text(33, row, text, va="center", fontsize=9)
-        draw.write_widths(ax, "{:.0f}", 4)
-        draw.rows(ax, FORMATS)
+        drawing.write_widths(ax, "{:.0f}", 4)
+        drawing.rows(ax, FORMATS)
         ax.set(xlim=(0, 58), xticks=(0, 8, 16, 24, 32), xlabel="bits in memory")
-        draw.legend(ax, 4)
+        drawing.legend(ax, 4)
     return ax
 
 
@@ -157,7 +157,7 @@ def plot_underflow(run, scale_exponent: int = 16, axes=None):
     """Draw the sizes of a step's gradients, plain and scaled, above the formats' ranges."""
     run = log.read(run)
     found, layout = points(run, "gradients"), {"sharex": True, "height_ratios": (2, 2, 1.3)}
-    with draw.axes(axes, (9, 6.4), "x", shape=(3, 1), **layout) as axes:
+    with drawing.axes(axes, (9, 6.4), "x", shape=(3, 1), **layout) as axes:
         for ax, shift in zip(axes, (0, scale_exponent), strict=False):
             for colour, (name, seen) in zip(SERIES[1::2], found.items(), strict=False):
                 exponents, counts = np.array(seen)
@@ -173,7 +173,7 @@ def plot_underflow(run, scale_exponent: int = 16, axes=None):
             ax.legend(loc="lower right", bbox_to_anchor=(1, 0.97), fontsize=8)
         axes[0].set_xlim(-52, 40)
         _plot_ranges(axes[2])
-        axes[2].set_xlabel(f"{axes[2].get_xlabel()}\n{draw.where(run)}")
+        axes[2].set_xlabel(f"{axes[2].get_xlabel()}\n{drawing.where(run)}")
     return axes
 
 
@@ -181,7 +181,7 @@ def _plot_ranges(ax):
     for row, (name, f) in enumerate(FORMATS.items()):
         ax.barh(row, f.normal - f.subnormal, 0.6, f.subnormal, color=COLOURS[name], alpha=0.35)
         ax.barh(row, f.largest_exponent + 1 - f.normal, 0.6, f.normal, color=COLOURS[name])
-    draw.rows(ax, FORMATS)
+    drawing.rows(ax, FORMATS)
     ticks = range(-48, 41, 8)
     ax.set_xticks(ticks, [f"$2^{{{t}}}$" for t in ticks])
     ax.set_xlabel("size of a number, with the range of each format (pale: bits get lost)")
@@ -192,13 +192,13 @@ def plot_scale(run, ax=None):
     run = log.read(run)
     scales = points(run, "loss scale")["scale"][1]
     lost = skipped(scales)
-    with draw.axes(ax, (9, 3)) as ax:
+    with drawing.axes(ax, (9, 3)) as ax:
         used = np.log2(scales[:-1])  # the last one is the next step's
         ax.step(range(len(used)), used, where="mid", color=COLOURS["fp16"])
         ax.plot(range(len(used)), used, ".", color=COLOURS["fp16"], label="taken")
         label = "skipped: a gradient was infinite"
         ax.plot(lost, used[lost], "X", color=PALETTE["failure"], label=label)
-        ax.set(xlabel=f"step; {draw.where(run)}", ylabel="loss scale (power of two)")
+        ax.set(xlabel=f"step; {drawing.where(run)}", ylabel="loss scale (power of two)")
         ax.set_title(f"{len(lost)} of {len(used)} steps skipped")
         ax.yaxis.get_major_locator().set_params(integer=True)
         ax.legend()
@@ -218,7 +218,7 @@ def plot_ways(run, ax=None):
         shown = {"until the host goes on": (host, PALETTE["failure"])}
         shown |= {"on the GPU": (device, PALETTE["update"])}
     height, ends = 0.8 / len(shown), []
-    with draw.axes(ax, (9, 3.6), "x") as ax:
+    with drawing.axes(ax, (9, 3.6), "x") as ax:
         for i, (label, (ms, colour)) in enumerate(shown.items()):
             low, middle, high = np.quantile(ms, (0.25, 0.5, 0.75), axis=1)
             at = np.arange(len(ms)) + (i - (len(shown) - 1) / 2) * height
@@ -228,10 +228,10 @@ def plot_ways(run, ax=None):
         for at, case in enumerate(run.cases.values()):
             text = f"  {_counted(case, s.on_gpu)}"
             ax.text(np.max(ends, 0)[at], at, text, va="center", fontsize=8)
-        draw.rows(ax, run.cases)
+        drawing.rows(ax, run.cases)
         ax.set_xlim(0, 1.4 * ax.dataLim.xmax)  # room for the words
         ax.set_xlabel(f"ms, median and quartiles; {s.arguments['model']}, {hardware_text(s)}")
-        draw.legend(ax, len(shown))
+        drawing.legend(ax, len(shown))
     return ax
 
 
@@ -258,7 +258,7 @@ def _plot_lines(run, unit, ax):
 def plot_sums(run, axes=None):
     """Draw long sums in each format: a sum of ones, and the error of a dot product."""
     run = log.read(run)
-    with draw.axes(axes, (10, 3.4), shape=(1, 2)) as axes:
+    with drawing.axes(axes, (10, 3.4), shape=(1, 2)) as axes:
         for ax, unit in zip(axes, ("sum of ones", "relative error of a dot product"), strict=True):
             _plot_lines(run, unit, ax)
             ax.set_xscale("log", base=2)
@@ -266,17 +266,17 @@ def plot_sums(run, axes=None):
         axes[1].set_xlabel("terms; an error of zero is not drawn")
         axes[0].set_yscale("log", base=2)
         axes[0].lines[0].set_linewidth(5)  # wide, so that lines on top of it do not hide it
-        draw.heading(axes, draw.where(run))
+        drawing.heading(axes, drawing.where(run))
     return axes
 
 
 def plot_reductions(run, ax=None):
     """Draw the error of a GPU's long dot products, with 16-bit reductions allowed and refused."""
     run = log.read(run)
-    with draw.axes(ax, (6, 3.4)) as ax:
+    with drawing.axes(ax, (6, 3.4)) as ax:
         _plot_lines(run, "relative error of a matrix product", ax)
         ax.set_xscale("log", base=2)
-        ax.set(xlabel=f"terms\n{draw.where(run)}", yscale="log")
+        ax.set(xlabel=f"terms\n{drawing.where(run)}", yscale="log")
     return ax
 
 
@@ -284,7 +284,7 @@ def plot_updates(formats_run, gradients_run, axes=None):
     """Draw the effect of small updates on one weight over steps, and on a model in one step."""
     gradients_run = log.read(gradients_run)
     shares = points(gradients_run, "share of weights that a step does not change")
-    with draw.axes(axes, (10, 3.4), shape=(1, 2)) as axes:
+    with drawing.axes(axes, (10, 3.4), shape=(1, 2)) as axes:
         _plot_lines(log.read(formats_run), "weight, 0.001 less each step", axes[0])
         axes[0].set(xlabel="step", ylim=(0, 1.05))
         axes[0].lines[0].set_linewidth(5)  # wide, so that lines on top of it do not hide it
@@ -296,7 +296,7 @@ def plot_updates(formats_run, gradients_run, axes=None):
         axes[1].set(xlabel="learning rate", ylabel="weights left unchanged")
         axes[1].yaxis.set_major_formatter(PercentFormatter(1))
         axes[1].legend(ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
-        draw.heading(axes, draw.where(gradients_run))
+        drawing.heading(axes, drawing.where(gradients_run))
     return axes
 
 
@@ -308,7 +308,7 @@ def plot_footprint(run, axes=None):
     run = log.read(run)
     colours = (PALETTE["model"], PALETTE["backward"], PALETTE["update"], PALETTE["transfer"])
     images = points(run, "activations (bytes per image)")
-    with draw.axes(axes, (10, 3), "x", shape=(1, 2), width_ratios=(1.6, 1)) as axes:
+    with drawing.axes(axes, (10, 3), "x", shape=(1, 2), width_ratios=(1.6, 1)) as axes:
         left = 0
         found = points(run, "bytes per parameter")
         for colour, (part, (recipes, values)) in zip(colours, found.items(), strict=True):
@@ -317,7 +317,7 @@ def plot_footprint(run, axes=None):
         for row, total in enumerate(left):
             axes[0].text(total, row, f" {total:.1f}", va="center", fontsize=9)
         axes[0].set(xlabel="bytes per parameter")
-        draw.legend(axes[0], 2, (-0.2, 1), fontsize=8)
+        drawing.legend(axes[0], 2, (-0.2, 1), fontsize=8)
         sizes = [values[0] / 1e6 for _, values in images.values()]
         bars = axes[1].barh(list(images), sizes, 0.6, color=PALETTE["activations"])
         axes[1].bar_label(bars, fmt=" %.1f", fontsize=9)
@@ -326,27 +326,27 @@ def plot_footprint(run, axes=None):
             ax.invert_yaxis()
             ax.margins(x=0.15)
         s = summary(run)
-        draw.caption(axes[1], f"{s.model}, {s.image_size} px")
+        drawing.caption(axes[1], f"{s.model}, {s.image_size} px")
     return axes
 
 
 def plot_memory(runs_of: Mapping[str, Sequence], batch_size: int = 256, ax=None):
     """Draw peak memory by precision: the fixed part and the batch's, fitted over batch sizes."""
     colours = {"fixed": PALETTE["model"], f"{batch_size} images": PALETTE["activations"]}
-    with draw.axes(ax, (9, 0.9 + 0.5 * len(runs_of)), "x") as ax:
+    with drawing.axes(ax, (9, 0.9 + 0.5 * len(runs_of)), "x") as ax:
         for row, (name, runs) in enumerate(runs_of.items()):
             found = [summary(r) for r in runs]
             fit = batch_sweep.fit_memory(found)
             if fit is None:
                 raise UserError(f"{name}: expected completed runs of two batch sizes or more")
             fixed, images = fit.fixed_bytes / 1e9, fit.per_image_bytes * batch_size / 1e9
-            end = draw.stack(ax, row, dict(zip(colours, (fixed, images), strict=True)), colours)
+            end = drawing.stack(ax, row, dict(zip(colours, (fixed, images), strict=True)), colours)
             text = f" {fixed:.2f} + {images:.1f} GB; {1000 * images / batch_size:.1f} MB an image"
             ax.text(end, row, text, va="center", fontsize=9)
-        draw.rows(ax, runs_of)
+        drawing.rows(ax, runs_of)
         ax.margins(x=0.45)
         ax.set(xlabel=f"peak memory (GB); {found[0].model}\n{hardware_text(found[0])}")
-        draw.legend(ax, 2)
+        drawing.legend(ax, 2)
     return ax
 
 
@@ -360,7 +360,7 @@ def plot_precisions(runs: Sequence, axes=None):
     names = [n for n in FORMATS if any(s.arguments["precision"] == n for s in found)]
     shown = {"throughput (images/s)": "images_per_s"}
     shown |= {"energy (J per image)": "energy_per_image_j"}
-    with draw.axes(axes, (11, 3.6), shape=(1, 2)) as axes:
+    with drawing.axes(axes, (11, 3.6), shape=(1, 2)) as axes:
         for ax, (label, of) in zip(axes, shown.items(), strict=True):
             for i, name in enumerate(names):
                 chosen = [s for s in found if s.arguments["precision"] == name and getattr(s, of)]
@@ -372,20 +372,20 @@ def plot_precisions(runs: Sequence, axes=None):
             ax.set_xticks(range(len(models)), models)
             ax.set(ylabel=label)
             ax.margins(y=0.2)
-        draw.legend(axes[0], 4)
+        drawing.legend(axes[0], 4)
         sizes = f"batch {found[0].batch_size}, {found[0].image_size} px"
-        draw.heading(axes, f"{sizes}; {hardware_text(found[0])}{disturbed_text(found)}")
+        drawing.heading(axes, f"{sizes}; {hardware_text(found[0])}{disturbed_text(found)}")
     return axes
 
 
 def plot_sizes(runs: Sequence, axes=None):
     """Draw the speed of matrix products against their size, one panel for each run."""
-    with draw.axes(axes, (5.5 * len(runs), 3.4), shape=(1, len(runs))) as axes:
+    with drawing.axes(axes, (5.5 * len(runs), 3.4), shape=(1, len(runs))) as axes:
         for ax, run in zip(axes, map(log.read, runs), strict=True):
             _plot_lines(run, "TFLOP/s", ax)
             sizes = sorted({x for xs, _ in points(run, "TFLOP/s").values() for x in xs})
             ax.set_xticks([n for n in sizes if n % 8 == 0])
-            text = f"rows and columns; ticks at multiples of 8\n{draw.where(run)}"
+            text = f"rows and columns; ticks at multiples of 8\n{drawing.where(run)}"
             ax.set(xlabel=text, ylim=(0, None))
-            draw.legend(ax, 4)
+            drawing.legend(ax, 4)
     return axes

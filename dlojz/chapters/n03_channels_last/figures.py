@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from dlojz.course import UserError
-from dlojz.figures import draw, report
+from dlojz.figures import drawing, report
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 from dlojz.table import Table
@@ -43,7 +43,7 @@ def addresses(tensor) -> dict[int, tuple[int, ...]]:
 def plot_memory(tensors, axes=None):
     """Draw each [N, C, H, W] tensor in its order in memory, by channel, with shape and stride."""
     count = len(tensors)
-    with draw.axes(axes, (11, 2.1 * count), "x", shape=(count, 1)) as axes:
+    with drawing.axes(axes, (11, 2.1 * count), "x", shape=(count, 1)) as axes:
         for ax, tensor in zip(axes, tensors, strict=True):
             for at, (_, c, h, w) in addresses(tensor).items():
                 ax.bar(at, 1, 0.94, color=CHANNELS[c % 3])
@@ -110,20 +110,20 @@ def step_by_kind(case: dict, first: dict) -> dict[str, float]:
 
 def plot_kinds(runs, axes=None):
     """Draw a step by case and kind of kernel, a panel for each run of experiments/layouts.py."""
-    with draw.axes(axes, (10, 0.5 + 2.2 * len(runs)), "x", shape=(len(runs), 1)) as axes:
+    with drawing.axes(axes, (10, 0.5 + 2.2 * len(runs)), "x", shape=(len(runs), 1)) as axes:
         for ax, run in zip(axes, map(report.measured, runs), strict=True):
             if not (cases := run.cases):
                 raise UserError(f"{run.path}: no case was measured; see the job's stderr.txt")
             first, ends = next(iter(cases.values())), []
             for row, case in enumerate(cases.values()):
-                ends.append(draw.stack(ax, row, step_by_kind(case, first), COLOURS, 0.7))
+                ends.append(drawing.stack(ax, row, step_by_kind(case, first), COLOURS, 0.7))
                 text = f"  {ends[-1]:,.0f} ms, x {gain(case, first):.2f}"
                 ax.text(ends[-1], row, text, va="center")
-            draw.rows(ax, cases)
+            drawing.rows(ax, cases)
             ax.set(xlim=(0, 1.25 * max(ends)))
-            draw.caption(ax, report.experiment_text(run))
+            drawing.caption(ax, report.experiment_text(run))
         ax.set_xlabel("step (ms); x: times as fast as the first")
-        draw.legend(axes[0], 4, (0, 1.12))
+        drawing.legend(axes[0], 4, (0, 1.12))
     return axes
 
 
@@ -131,16 +131,16 @@ def plot_trace(run, cases=("neither", "both"), ax=None):
     """Draw the first kernels of a step over time, by kind, to show those between convolutions."""
     run = report.measured(run)
     traces = [run.cases[case]["trace_ms"] for case in cases]
-    with draw.axes(ax, (11, 1.1 + 0.7 * len(cases)), "x") as ax:
+    with drawing.axes(ax, (11, 1.1 + 0.7 * len(cases)), "x") as ax:
         for row, trace in enumerate(traces):
             for name, start, span in trace:
                 colour = COLOURS[kind_of(name)]
                 ax.barh(row, span, 0.7, start - trace[0][1], color=colour, edgecolor="white")
-        draw.rows(ax, cases)
+        drawing.rows(ax, cases)
         end = min(trace[-1][1] - trace[0][1] for trace in traces)
         ax.set(xlim=(0, end), xlabel="time since the first kernel of the step (ms)")
-        draw.caption(ax, report.experiment_text(run))
-        draw.legend(ax, 4, (0, 1.12), draw.swatches(COLOURS))
+        drawing.caption(ax, report.experiment_text(run))
+        drawing.legend(ax, 4, (0, 1.12), drawing.swatches(COLOURS))
     return ax
 
 
@@ -149,7 +149,7 @@ def plot_multiples(run, axes=None):
     run, found = report.measured(run), defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
     for m in run.measures:
         found[m.what].append((m.x, m.value, m.unit))
-    with draw.axes(axes, (11, 2.2 * len(found)), shape=(len(found), 1)) as axes:
+    with drawing.axes(axes, (11, 2.2 * len(found)), shape=(len(found), 1)) as axes:
         for ax, (what, points) in zip(axes, found.items(), strict=True):
             sizes, values, (unit, *_) = zip(*points, strict=True)
             if unit == "GFLOP/s" and max(values) >= 1000:
@@ -157,13 +157,13 @@ def plot_multiples(run, axes=None):
             colours = [NCHW if size % 8 else NHWC for size in sizes]
             ax.bar([str(size) for size in sizes], values, 0.7, color=colours)
             ax.set(ylabel=unit, xlabel=what)
-        draw.caption(axes[0], f"blue: multiples of 8; {report.experiment_text(run)}")
+        drawing.caption(axes[0], f"blue: multiples of 8; {report.experiment_text(run)}")
     return axes
 
 
 def plot_autotuner(runs, axes=None):
     """Draw each step of two runs of experiments/autotuner.py, without and with the autotuner."""
-    with draw.axes(axes, (11, 3.6), shape=(1, 2), sharey=True) as axes:
+    with drawing.axes(axes, (11, 3.6), shape=(1, 2), sharey=True) as axes:
         runs = [report.measured(run) for run in runs]
         for run, colour in zip(runs, (NCHW, NHWC), strict=True):
             found = defaultdict(list)
@@ -182,7 +182,7 @@ def plot_autotuner(runs, axes=None):
         else:
             axes[0].set_ylim(bottom=0)
         axes[0].set_ylabel("time of the step (ms)")
-        draw.heading(axes, report.experiment_text(runs[0]))
+        drawing.heading(axes, report.experiment_text(runs[0]))
     return axes
 
 
@@ -192,7 +192,7 @@ def plot_matrix(recordings, batch_size=256, axes=None):
     ran = [s for s in ran if "channels_last" in s.arguments]  # without the experiments
     table = {(s.model, s.arguments["precision"], s.arguments["channels_last"]): s for s in ran}
     models = list(dict.fromkeys(s.model for s in ran))
-    with draw.axes(axes, (12, 5.6), shape=(2, len(models))) as axes:
+    with drawing.axes(axes, (12, 5.6), shape=(2, len(models))) as axes:
         axes = speeds, energies = np.reshape(axes, (2, -1))
         for speed, energy, model in zip(speeds, energies, models, strict=True):
             pairs = {
@@ -206,7 +206,7 @@ def plot_matrix(recordings, batch_size=256, axes=None):
         energies[0].set_ylabel("energy (J per image)")
         title = f"grey: NCHW, blue: channels_last; batch {batch_size}, {ran[0].image_size} px; "
         title += report.hardware_text(ran[0])
-        draw.heading(axes, title)
+        drawing.heading(axes, title)
     return axes
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from dlojz.chapters.n04c_slow import cases as slow
-from dlojz.figures import draw, report
+from dlojz.figures import drawing, report
 from dlojz.runs import log
 from dlojz.table import Table
 from dlojz.traces.trace import open_trace
@@ -76,13 +76,13 @@ def ladder(job) -> list[Rung]:
 def plot_costs(job, ax=None):
     """Draw the time of a run by repair, one after the other, and each fault's alone."""
     rungs = ladder(job)
-    with draw.axes(ax, (9, 3.8), "x") as ax:
+    with drawing.axes(ax, (9, 3.8), "x") as ax:
         for row, rung in enumerate(rungs):
             ax.barh(row, rung.ms, 0.65, color=report.PALETTE["forward"])
             alone = f"; alone {rung.alone:.2f} times the clean program" if rung.alone else ""
             ax.text(rung.ms, row, f"  {rung.ms:.0f} ms{alone}", va="center", fontsize=9)
-        draw.rows(ax, [rung.what for rung in rungs])
+        drawing.rows(ax, [rung.what for rung in rungs])
         ax.set(xlim=(0, 1.7 * max(rung.ms for rung in rungs)))
         ax.set_xlabel("time of a run (ms): training and validation, median")
-        draw.caption(ax, f"repaired one after the other; {draw.where(job)}")
+        drawing.caption(ax, f"repaired one after the other; {drawing.where(job)}")
     return ax

@@ -13,7 +13,7 @@ from matplotlib.ticker import PercentFormatter
 
 from dlojz.chapters.n05_dataloader.search import workers_text
 from dlojz.course import UserError
-from dlojz.figures import draw
+from dlojz.figures import drawing
 from dlojz.figures.report import PALETTE, SERIES, bytes_text, legend
 from dlojz.runs import log, outcome, stats
 from dlojz.runs.stats import summary
@@ -82,7 +82,7 @@ def plot_decoders(run, ax=None):
     run = log.read(run)
     found = [way for way in ways(run) if way.kind != "nvJPEG"]
     colours = {"decoder": PALETTE["limit"], "road": PALETTE["speed"]}
-    with draw.axes(ax, (9, 1.2 + 0.36 * len(found)), "x") as ax:
+    with drawing.axes(ax, (9, 1.2 + 0.36 * len(found)), "x") as ax:
         rows = np.arange(len(found)) + 0.5 * np.array([way.kind == "road" for way in found])
         for row, way in zip(rows, found, strict=True):
             ax.barh(row, way.median, 0.7, color=colours[way.kind], label=KINDS[way.kind])
@@ -93,8 +93,8 @@ def plot_decoders(run, ax=None):
         ax.invert_yaxis()
         ax.margins(x=0.1)
         ax.set(xlabel="images per CPU-second (median; the line: all rounds)", xlim=(0, None))
-        draw.caption(ax, f"one core of {_processor(run)}")
-        draw.legend(ax, 2, (0, 1.06))
+        drawing.caption(ax, f"one core of {_processor(run)}")
+        drawing.legend(ax, 2, (0, 1.06))
     return ax
 
 
@@ -104,7 +104,7 @@ def plot_nvjpeg(run, ax=None):
     found = {way.batch: way.speeds for way in ways(run) if way.kind == "nvJPEG"}
     if not found:
         raise UserError(f"no nvJPEG in {run.path}: it needs an NVIDIA GPU")
-    with draw.axes(ax, (6, 3.4)) as ax:
+    with drawing.axes(ax, (6, 3.4)) as ax:
         median = [np.median(speeds) for speeds in found.values()]
         ax.plot(list(found), median, "o-", color=SERIES[2])
         ends = ([min(s) for s in found.values()], [max(s) for s in found.values()])
@@ -112,7 +112,7 @@ def plot_nvjpeg(run, ax=None):
         ax.set_xscale("log", base=2)
         ax.set_xticks(list(found), list(found))
         ax.set(xlabel="images in a batch", ylabel="nvJPEG (images/s)", ylim=(0, None))
-        draw.caption(ax, draw.where(run))
+        drawing.caption(ax, drawing.where(run))
     return ax
 
 
@@ -206,7 +206,7 @@ def plot_supply(loader_runs, model_run, ax=None):
     loader_runs: a run of experiments/loader.py, or several by name: {"before": run, "after": run}.
     """
     named = loader_runs if isinstance(loader_runs, dict) else {"the loader gives": loader_runs}
-    with draw.axes(ax, (9, 3.6)) as ax:
+    with drawing.axes(ax, (9, 3.6)) as ax:
         sentences, shown, model = [], {}, summary(model_run)
         for (name, run), colour in zip(named.items(), SERIES, strict=False):
             found = supply(run, model)
@@ -223,7 +223,7 @@ def plot_supply(loader_runs, model_run, ax=None):
         ax.set_xlabel(f"workers (hollow, 0: {itself})")
         if model.disturbance:
             sentences.append(f"the model was disturbed: {model.disturbance}")
-        draw.caption(ax, "\n".join(sentences))
+        drawing.caption(ax, "\n".join(sentences))
         legend(ax, shown, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
@@ -285,7 +285,7 @@ def plot_storage(run, ax=None):
     """
     run = log.read(run)
     copies = _copies(run)
-    with draw.axes(ax, (9, 1.2 + 0.75 * len(copies)), "x") as ax:
+    with drawing.axes(ax, (9, 1.2 + 0.75 * len(copies)), "x") as ax:
         for row, case in enumerate(copies.values()):
             for place, (way, (label, colour)) in enumerate(PASSES.items()):
                 speeds, at = case["images_per_s"][way], row + 0.26 * (place - 1)
@@ -293,11 +293,11 @@ def plot_storage(run, ax=None):
                 ax.plot(np.median(speeds), at, "o", color=colour, ms=8, label=label)
                 text = f"{np.median(speeds):,.0f}"
                 ax.text(1.06 * max(speeds), at, text, va="center", fontsize=8)
-        draw.rows(ax, copies)
+        drawing.rows(ax, copies)
         ax.set(xscale="log", xlabel="images/s, one thread (logarithmic; the line: all rounds)")
         ax.margins(x=0.12, y=0.12)
-        draw.caption(ax, f"{_processor(run)}; {_cold_text(copies)}")
-        draw.legend(ax, 3, (0, 1.06))
+        drawing.caption(ax, f"{_processor(run)}; {_cold_text(copies)}")
+        drawing.legend(ax, 3, (0, 1.06))
     return ax
 
 
@@ -342,7 +342,7 @@ def plot_metadata(run, images_per_s: float, gpus: int = 4, ax=None):
     # The size of the images does not change the operations, so one copy of each kind is enough.
     each = operations_per_image(run)
     kinds = {case["kind"]: each[name] for name, case in _copies(run).items()}
-    with draw.axes(ax, (7.5, 3.6), "both") as ax:
+    with drawing.axes(ax, (7.5, 3.6), "both") as ax:
         for (kind, per), colour in zip(kinds.items(), SERIES, strict=False):
             asked = [metadata_load(n, gpus, images_per_s, per) for n in nodes]
             label = f"{kind}: {per:.3g} operations an image"
@@ -352,7 +352,7 @@ def plot_metadata(run, images_per_s: float, gpus: int = 4, ax=None):
         ax.set(yscale="log", xticks=nodes, xlabel="nodes", ylabel="operations/s")
         ax.set_xticklabels(f"{n:.0f}" for n in nodes)
         ax.set_xlim(nodes[0] * 0.8, nodes[-1] * 2)
-        draw.caption(ax, f"computed: {gpus} GPUs in a node, {images_per_s:,.0f} images/s each")
+        drawing.caption(ax, f"computed: {gpus} GPUs in a node, {images_per_s:,.0f} images/s each")
         ax.legend(loc="upper left", fontsize=9)
     return ax
 
@@ -410,14 +410,14 @@ def plot_tasks(run, ax=None):
     """Draw the shares of the loading time by task, profiled from inside and from outside."""
     run = log.read(run)
     found, trouble = shares(run), _seen_by("py-spy", run).get("trouble", "")
-    with draw.axes(ax, (10, 1.5 + 0.6 * len(found)), "x") as ax:
+    with drawing.axes(ax, (10, 1.5 + 0.6 * len(found)), "x") as ax:
         for row, parts in enumerate(found.values()):
-            draw.stack(ax, row, parts, COLOURS, 0.65)
-        draw.write_widths(ax, "{:.0%}", 0.04, color="white", fontsize=9)
-        draw.rows(ax, found)
+            drawing.stack(ax, row, parts, COLOURS, 0.65)
+        drawing.write_widths(ax, "{:.0%}", 0.04, color="white", fontsize=9)
+        drawing.rows(ax, found)
         ax.set(xlim=(0, 1), xlabel="\n".join(["share of the time", *wrap(trouble, 100)]))
         ax.xaxis.set_major_formatter(PercentFormatter(1))
-        draw.legend(ax, 5)
+        drawing.legend(ax, 5)
     return ax
 
 

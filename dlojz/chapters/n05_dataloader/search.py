@@ -4,7 +4,7 @@ from pathlib import Path
 from textwrap import fill
 
 from dlojz.course import UserError, progress
-from dlojz.figures import draw
+from dlojz.figures import drawing
 from dlojz.figures.report import PALETTE, bytes_text, duration_text
 from dlojz.runs import derived, log, stats
 from dlojz.table import Table
@@ -140,18 +140,18 @@ def plot_trials(runs, ax=None):
     if not rows:
         raise UserError("no trial with a speed: give jobs; job.explain() says what stopped them")
     best, names = _fastest(rows), _differences(rows)
-    with draw.axes(ax, (10, 1.2 + 0.42 * len(rows)), "x") as ax:
+    with drawing.axes(ax, (10, 1.2 + 0.42 * len(rows)), "x") as ax:
         for at, row in enumerate(rows):
             colour = PALETTE["update"] if row in best else PALETTE["speed"]
             speed, waits = row["images_per_s"], row["data_share"]
             ax.barh(at, speed, 0.7, color=colour)
             ax.barh(at, waits * speed, 0.7, color="white", alpha=0.55, hatch="////", ec="white")
             ax.text(speed, at, _trial_text(row), va="center", fontsize=9)
-        draw.rows(ax, [f"{r['name']}: {n}" for r, n in zip(rows, names, strict=True)])
+        drawing.rows(ax, [f"{r['name']}: {n}" for r, n in zip(rows, names, strict=True)])
         ax.set(xlim=(0, 1.9 * max(row["images_per_s"] for row in rows)))  # room for the text
         ax.set_xlabel("images/s (pale: the share of a step that waits for images)")
         what = f"{rows[0]['model']}, {rows[0]['image_size']} px, batch {rows[0]['batch_size']}"
-        draw.caption(ax, f"{what}; {rows[0]['device_name']}")
+        drawing.caption(ax, f"{what}; {rows[0]['device_name']}")
     return ax
 
 

@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter
 from scipy.optimize import nnls
 
 from dlojz.course import UserError
-from dlojz.figures import draw, report
+from dlojz.figures import drawing, report
 from dlojz.runs import derived, log, stats
 from dlojz.runs.log import PHASES
 from dlojz.table import Table
@@ -69,7 +69,7 @@ def plot_scaling(runs, ax=None):
     found = speeds(runs)
     if not found:
         raise UserError("no run has measured a speed; job.explain() says why")
-    with draw.axes(ax, (6.5, 3.6)) as ax:
+    with drawing.axes(ax, (6.5, 3.6)) as ax:
         sizes, means = list(found), [np.mean(v) for v in found.values()]
         ideal = [n * means[0] / sizes[0] for n in sizes]
         ax.plot(sizes, ideal, "--", color=PALETTE["limit"], label="linear")
@@ -79,7 +79,7 @@ def plot_scaling(runs, ax=None):
             ax.annotate(text, (n, mean), (8, -14), textcoords="offset points")
         ax.set(xlabel="processes", ylabel="images/s, all together", xticks=sizes)
         ax.set(xlim=(0, 1.3 * max(sizes)), ylim=(0, 1.15 * max(ideal)))
-        draw.caption(ax, draw.where(runs[-1]) + report.disturbed_text(runs))
+        drawing.caption(ax, drawing.where(runs[-1]) + report.disturbed_text(runs))
         ax.legend(loc="upper left")
     return ax
 
@@ -103,7 +103,7 @@ def costs(runs, whole: int | None = None) -> list[tuple[int, float, float]]:
 
 def plot_costs(found: Mapping[str, Sequence], axes=None):
     """Draw images/s and energy per image against the number of GPUs, for each {label: costs}."""
-    with draw.axes(axes, (10.5, 3.9), shape=(1, 2)) as axes:
+    with drawing.axes(axes, (10.5, 3.9), shape=(1, 2)) as axes:
         speed, energy = axes
         most = max(gpus for rows in found.values() for gpus, *_ in rows)
         first = next(iter(found.values()))[0]
@@ -181,11 +181,11 @@ def _fitted(n, sizes, ms) -> Link:
 
 def plot_link(runs, ax=None):
     """Draw the time of an all-reduce against the size of its tensor, measured and modelled."""
-    with draw.axes(ax, (11, 3.8), "both") as ax:
+    with drawing.axes(ax, (11, 3.8), "both") as ax:
         for run, colour in zip(runs, SERIES, strict=False):
             n, sizes, ms = _all_reduces(run)
             model = _fitted(n, sizes, ms)
-            ax.plot(sizes, ms, "o", color=colour, label=draw.where(run))
+            ax.plot(sizes, ms, "o", color=colour, label=drawing.where(run))
             ax.plot(sizes, model.milliseconds(sizes), color=colour, label=str(model))
         ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="all-reduce (ms)")
         ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: report.bytes_text(size)))
@@ -207,7 +207,7 @@ def plot_variants(run, only=None, to=None, ax=None):
     name, first = _cases(run, [to] if to else None)[0]
     others = [(other, case) for other, case in _cases(run, only) if other != name]
     base = np.median(first["step_ms"])
-    with draw.axes(ax, (10, 0.9 + 0.42 * len(others)), "x") as ax:
+    with drawing.axes(ax, (10, 0.9 + 0.42 * len(others)), "x") as ax:
         ends = []
         for row, (_, case) in enumerate(others):
             added = np.subtract(case["step_ms"], first["step_ms"])  # round by round
@@ -227,7 +227,7 @@ def plot_variants(run, only=None, to=None, ax=None):
         given = run.start["arguments"]
         what = f"{given['model']}, batch {given['batch_size']} x {run.start['size']} processes"
         what += ", compiled" * (given.get("compile", "off") != "off")
-        draw.caption(ax, f"{what}; {draw.where(run)}")
+        drawing.caption(ax, f"{what}; {drawing.where(run)}")
     return ax
 
 
@@ -276,7 +276,7 @@ def _away(mine, theirs) -> np.ndarray:
 def plot_losses(runs, labels, axes=None):
     """Draw the loss of each update, and the distance of each run from the first."""
     losses = [_losses(run, label) for run, label in zip(runs, labels, strict=True)]
-    with draw.axes(axes, (11, 3.4), shape=(1, 2)) as axes:
+    with drawing.axes(axes, (11, 3.4), shape=(1, 2)) as axes:
         drawn, away = {}, {}
         for i, label in enumerate(labels):
             look = {"color": SERIES[i % len(SERIES)], "marker": "os^"[i % 3]}
@@ -311,14 +311,14 @@ def _losses(run, label):
 def plot_running_means(run, channels=16, ax=None):
     """Draw each process's running mean of each channel, after the same few steps."""
     ranks = _ranks(run)
-    with draw.axes(ax, (9, 3), "x") as ax:
+    with drawing.axes(ax, (9, 3), "x") as ax:
         for rank, found in enumerate(ranks):
             means = found.cases["running means"]["channels"][:channels]
             colour = SERIES[rank % len(SERIES)]
             ax.plot(means, "o", color=colour, alpha=0.85, label=f"process {rank}")
         ax.axhline(0, color=PALETTE["limit"], lw=0.8)
         ax.set(xlabel="channel of the first normalization", ylabel="running mean")
-        draw.caption(ax, draw.where(run))
+        drawing.caption(ax, drawing.where(run))
         ax.legend(ncols=4, loc="upper left", bbox_to_anchor=(0, -0.2))
     return ax
 
@@ -397,17 +397,17 @@ def plot_collectives(job, axes=None):
             "wrapped in DistributedDataParallel? Then submit it again"
         )
     size, layout = (11, 1.6 + 0.6 * len(runs)), {"width_ratios": (3, 1), "sharey": True}
-    with draw.axes(axes, size, "x", shape=(1, 2), **layout) as axes:
+    with drawing.axes(axes, size, "x", shape=(1, 2), **layout) as axes:
         when, much = axes
         for rank, run in enumerate(runs):
             _plot_rank(when, rank, run)
             _plot_bytes(much, rank, run)
-        draw.rows(when, range(len(runs)))
+        drawing.rows(when, range(len(runs)))
         when.set_ylabel("process")
         when.set_xlabel("since the backward pass of the last step began (ms, each process's clock)")
         when.set_title(_title(runs))
         much.set(xlabel="sent in a step (MB)", xlim=(0, None), title="how much")
-        draw.legend(when, 4, (0, -0.25), loc="upper left")
+        drawing.legend(when, 4, (0, -0.25), loc="upper left")
     return axes
 
 
@@ -461,20 +461,20 @@ def straggler(job) -> tuple[int, float]:
 def plot_ranks(job, ax=None):
     """Draw the phases of a step for each process, with its spread, and name the straggler."""
     runs = ranks(job)
-    with draw.axes(ax, (9, 1.4 + 0.5 * len(runs)), "x") as ax:
+    with drawing.axes(ax, (9, 1.4 + 0.5 * len(runs)), "x") as ax:
         for rank, run in enumerate(runs):
             clock, times = derived.step_times(run)
             times = {phase: times[phase][derived.measured(run)] for phase in PHASES}
             means = {phase: ms.mean() for phase, ms in times.items()}
-            draw.stack(ax, rank, means, PALETTE, 0.7)
+            drawing.stack(ax, rank, means, PALETTE, 0.7)
             ends = np.percentile(sum(times.values()), (10, 90))
             ax.plot(ends, [rank, rank], color="black", lw=1.5)
         last, waits = straggler(job)
         hosts = [run.start["hostname"] for run in runs]
         several = len(set(hosts)) > 1
-        draw.rows(ax, [f"process {i}" + f", {host}" * several for i, host in enumerate(hosts)])
+        drawing.rows(ax, [f"process {i}" + f", {host}" * several for i, host in enumerate(hosts)])
         ax.set(xlabel=f"mean step (ms, {clock} clock); line: 10th to 90th percentile")
         who = f"process {1 - last} waits" if len(runs) == 2 else "the others wait"
         ax.set_title(f"in the last step {who} {waits:.1f} ms for process {last}")
-        draw.legend(ax, 5, (0, -0.35), loc="upper left")
+        drawing.legend(ax, 5, (0, -0.35), loc="upper left")
     return ax

@@ -14,7 +14,7 @@ import numpy as np
 from dlojz.chapters.n09_compile import breakeven
 from dlojz.chapters.n09_compile.breakeven import BreakEven
 from dlojz.course import UserError
-from dlojz.figures import draw, report
+from dlojz.figures import drawing, report
 from dlojz.runs.stats import summary
 from dlojz.table import QUIET_INK, Table
 
@@ -39,7 +39,7 @@ def plot_pointwise(run, axes=None):
     """Draw the time of each chain of experiments/pointwise.py, eager and compiled, by size."""
     run = report.measured(run)
     sizes = list(dict.fromkeys(case["elements"] for case in run.cases.values()))
-    with draw.axes(axes, (11, 4), shape=(1, len(sizes))) as axes:
+    with drawing.axes(axes, (11, 4), shape=(1, len(sizes))) as axes:
         for ax, elements in zip(axes, sizes, strict=True):
             cases = [c for c in run.cases.values() if c["elements"] == elements]
             unit, scale = _unit(max(statistics.median(c["eager_ms"]) for c in cases))
@@ -51,9 +51,9 @@ def plot_pointwise(run, axes=None):
             ax.set(ylabel=f"time of a call ({unit})", xlabel=below)
             title = f"{elements:,} elements, {report.bytes_text(4 * elements)}"
             ax.set_title(title, fontsize=10)
-        handles = draw.swatches({"eager": EAGER, "compiled": COMPILED})
+        handles = drawing.swatches({"eager": EAGER, "compiled": COMPILED})
         report.legend(axes[0], handles, loc="upper left")
-        draw.heading(axes, f"{draw.where(run)}\n{RATIO}")
+        drawing.heading(axes, f"{drawing.where(run)}\n{RATIO}")
     return axes
 
 
@@ -188,17 +188,17 @@ def plot_calls(run, cases=("Python counter", "Python counter, repaired"), ax=Non
     """Draw the calls of some cases: compiled in this call, run compiled, or run eager."""
     found = report.measured(run).cases
     looks = {"compiles": COMPILING, "runs compiled": COMPILED, "runs eager": EAGER}
-    with draw.axes(ax, (9, 1.2 + 0.5 * len(cases)), "x") as ax:
+    with drawing.axes(ax, (9, 1.2 + 0.5 * len(cases)), "x") as ax:
         for row, name in enumerate(cases):
             case = found[name]
             for call, made in enumerate(case["graphs_made"]):
                 ran = "runs compiled" if case["graphs_run"][call] else "runs eager"
                 ax.barh(row, 0.9, 0.6, call + 0.55, color=looks["compiles" if made else ran])
-        draw.rows(ax, cases)
+        drawing.rows(ax, cases)
         longest = max(len(found[name]["graphs_run"]) for name in cases)
         ax.set_xticks(range(1, longest + 1))
         ax.set(xlim=(0.4, longest + 0.6), xlabel="call")
-        draw.legend(ax, 3, named=draw.swatches(looks))
+        drawing.legend(ax, 3, named=drawing.swatches(looks))
     return ax
 
 
@@ -308,7 +308,7 @@ def plot_break_even(run, axes=None, only=WAYS):
     run, found = report.measured(run), ways(run, only)
     eager, others = found[0], found[1:]
     steps = _steps_shown(eager, others)
-    with draw.axes(axes, (11, 4), "both", shape=(1, 2)) as axes:
+    with drawing.axes(axes, (11, 4), "both", shape=(1, 2)) as axes:
         total, ahead = axes
         total.plot([0, steps], [0, steps * eager.step_ms / 1000], color=EAGER, lw=2, label="eager")
         for way in others:
@@ -321,7 +321,7 @@ def plot_break_even(run, axes=None, only=WAYS):
             ax.set(xlim=(0, steps), xlabel="steps")
             ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         total.figure.legend(loc="outside lower left", fontsize=9)
-        draw.heading(axes, f"{report.experiment_text(run)}\nshaded: the interval of the gain")
+        drawing.heading(axes, f"{report.experiment_text(run)}\nshaded: the interval of the gain")
     return axes
 
 

@@ -13,7 +13,7 @@ from dlojz.chapters.n09_compile import breakeven
 from dlojz.chapters.n09_compile.figures import COMPILED, EAGER
 from dlojz.chapters.n09b_modes.worth_figures import steps_text
 from dlojz.course import UserError
-from dlojz.figures import draw, report
+from dlojz.figures import drawing, report
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import QUIET, Table
 
@@ -148,7 +148,7 @@ def plot_rungs(runs: Sequence, axes=None):
     rows = [len(rungs) for rungs in found.values()]
     layout = {"height_ratios": [n + 1 for n in rows], "width_ratios": (2.2, 1), "sharey": "row"}
     size = (11, sum(rows) * 0.4 + 1.5)
-    with draw.axes(axes, size, "x", shape=(len(found), 2), **layout) as axes:
+    with drawing.axes(axes, size, "x", shape=(len(found), 2), **layout) as axes:
         axes = np.reshape(axes, (-1, 2))
         figure = axes[0][0].figure
         figure.get_layout_engine().set(hspace=0.06)

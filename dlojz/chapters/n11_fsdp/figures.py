@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dlojz.course import UserError
-from dlojz.figures import draw, plans, report
+from dlojz.figures import drawing, plans, report
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
 from dlojz.table import Table
@@ -50,7 +50,7 @@ def collectives(run) -> Table:
 
     The bytes are those of a ring: gloo has no reduce-scatter, and reduces all to each process.
     """
-    run, rows, first = draw.of_experiment(run, "collectives", "sharding.py"), [], None
+    run, rows, first = drawing.of_experiment(run, "collectives", "sharding.py"), [], None
     for way, case in run.cases.items():
         found = exchanged(case, run.start["size"])
         sent = sum(size for _, size in found.values())
@@ -68,18 +68,18 @@ def _calls(found, phase):
 
 def plot_collectives(run, ax=None):
     """Draw the collectives of a step of each way on a time line, beside the backward pass."""
-    run = draw.of_experiment(run, "collectives", "sharding.py")
-    with draw.axes(ax, (11, 1.4 + 0.6 * len(run.cases)), "x") as ax:
+    run = drawing.of_experiment(run, "collectives", "sharding.py")
+    with drawing.axes(ax, (11, 1.4 + 0.6 * len(run.cases)), "x") as ax:
         for row, case in enumerate(run.cases.values()):
             begin, end = case["backward_ms"]
             ax.barh(row, end - begin, 0.8, begin, color="#E3E3E8", label="backward")
             for c in case["collectives"]:
                 look = {"color": COLOURS[c["op"]], "label": c["op"].replace("_", "-")}
                 ax.barh(row, c["ms"], 0.45, c["begin_ms"], ec="white", **look)
-        draw.rows(ax, run.cases)
+        drawing.rows(ax, run.cases)
         ax.set_xlabel("in a step (ms, clock of process 0)")
-        draw.caption(ax, draw.where(run))
-        draw.legend(ax, 4, (0, -0.2), loc="upper left")
+        drawing.caption(ax, drawing.where(run))
+        drawing.legend(ax, 4, (0, -0.2), loc="upper left")
     return ax
 
 
@@ -99,7 +99,7 @@ def between(case: Mapping, processes: int, nodes: int) -> tuple[float, float]:
 
 def nodes(run) -> int:
     """Return the number of copies of the model in a run of HSDP, each counted as a node."""
-    run = draw.of_experiment(run, "collectives", "sharding.py")
+    run = drawing.of_experiment(run, "collectives", "sharding.py")
     calls = [call for case in run.cases.values() for call in case["collectives"]]
     found = {call["members"] for call in calls if call.get("group") == "copies"}
     if len(found) != 1:
@@ -117,7 +117,7 @@ def plot_sent(run, ax=None):
     """Draw the bytes that a node sends in a step of each way: inside, and to another node."""
     found, left = sent(run), 0
     looks = {"inside the node": plans.COLOURS["parameters"], "to another node": "#D55E00"}
-    with draw.axes(ax, (9, 1.2 + 0.5 * len(found)), "x") as ax:
+    with drawing.axes(ax, (9, 1.2 + 0.5 * len(found)), "x") as ax:
         for (what, colour), sizes in zip(looks.items(), np.array([*found.values()]).T, strict=True):
             bars = ax.barh([*found], sizes / 1e6, 0.6, left, color=colour, label=what)
             texts = [report.bytes_text(size) if size else "" for size in sizes]
@@ -126,21 +126,21 @@ def plot_sent(run, ax=None):
         ax.invert_yaxis()
         ax.set(xlabel="a node sends in a step (MB)")
         count = log.read(run).start["size"]
-        draw.caption(ax, f"{count} processes, counted as if on {nodes(run)} nodes")
-        draw.legend(ax, 2, (1, 1), loc="lower right")
+        drawing.caption(ax, f"{count} processes, counted as if on {nodes(run)} nodes")
+        drawing.legend(ax, 2, (1, 1), loc="lower right")
     return ax
 
 
 def norms(run) -> Table:
     """Return a table of the gradients' norms: all, as for clipping, and process 0's."""
-    run = draw.of_experiment(run, "norm", "sharding.py")
+    run = drawing.of_experiment(run, "norm", "sharding.py")
     rows = [(way, f"{c['norm']:.4f}", f"{c['own_norm']:.4f}") for way, c in run.cases.items()]
     return Table(("", "norm of all gradients", "of what process 0 holds"), rows, "<>>")
 
 
 def equality(run) -> Table:
     """Return a table of each way's distance from the first: losses, gradients, time of a step."""
-    run, rows = draw.of_experiment(run, "losses", "sharding.py"), []
+    run, rows = drawing.of_experiment(run, "losses", "sharding.py"), []
     first = np.array(next(iter(run.cases.values()))["losses"])
     for way, case in run.cases.items():
         apart = np.abs(np.array(case["losses"]) / first - 1).max()
@@ -156,7 +156,7 @@ def equality(run) -> Table:
 def held(run) -> dict[str, Peak]:
     """Return the bytes in each process for each way, by part; on a GPU with activations."""
     found = {}
-    ranks = draw.of_experiment(run, "bytes", "sharding.py").ranks
+    ranks = drawing.of_experiment(run, "bytes", "sharding.py").ranks
     for way in ranks[0].cases:
         for rank, each in enumerate(ranks):
             case = each.cases[way]
@@ -198,7 +198,7 @@ def _plot_held(found, run, ax):
         ax = plans.plot(found, ax=ax, each="process")
         activations = any("activations" in peak.parts for peak in found.values())
         rest = "activations: all the rest of the peak" if activations else "without activations"
-        draw.caption(ax, f"{draw.where(run)}; {rest}")
+        drawing.caption(ax, f"{drawing.where(run)}; {rest}")
     return ax
 
 
@@ -208,7 +208,7 @@ def _plot_held(found, run, ax):
 def padded(run) -> dict[str, dict[int, int]]:
     """Return the root's gathered bytes, by placement and number of GPUs."""
     found = defaultdict(dict)
-    for case in draw.of_experiment(run, "placement", "padding.py").cases.values():
+    for case in drawing.of_experiment(run, "placement", "padding.py").cases.values():
         size = sum(row["gathered"] for row in case["parameters"] if row["part"] == "root")
         found[case["placement"]][case["gpus"]] = size
     return dict(found)
@@ -216,7 +216,7 @@ def padded(run) -> dict[str, dict[int, int]]:
 
 def padding(run) -> Table:
     """Return a table of the padded parameters by number of GPUs, with the other placement last."""
-    cases = [*draw.of_experiment(run, "placement", "padding.py").cases.values()]
+    cases = [*drawing.of_experiment(run, "placement", "padding.py").cases.values()]
     shown = [case for case in cases if case["placement"] == cases[0]["placement"]] + cases[-1:]
     rows = []
     for same in zip(*(case["parameters"] for case in shown), strict=True):
@@ -232,7 +232,7 @@ def padding(run) -> Table:
 def plot_padding(run, ax=None):
     """Draw the root's gathered bytes against the number of GPUs, by placement."""
     found, looks = padded(run), zip(report.SERIES[1::-1], ("o-", "s--"), strict=True)
-    with draw.axes(ax, (7.5, 3.6), "both") as ax:
+    with drawing.axes(ax, (7.5, 3.6), "both") as ax:
         for (placement, sizes), (colour, line) in zip(found.items(), looks, strict=False):
             heights = [size / 1e6 for size in sizes.values()]
             ax.plot([*sizes], heights, line, color=colour, label=placement)
@@ -254,7 +254,7 @@ def run_model(run) -> str:
 
 def factors(run) -> dict[str, dict[str, float]]:
     """Return kept bytes, operations and time of a step for each way, relative to the first."""
-    cases = draw.of_experiment(run, "kept_bytes", "recompute.py").cases
+    cases = drawing.of_experiment(run, "kept_bytes", "recompute.py").cases
     first = next(iter(cases.values()))
     return {
         way: {
@@ -268,7 +268,7 @@ def factors(run) -> dict[str, dict[str, float]]:
 
 def recomputed(run) -> Table:
     """Return a table of checkpointing's kept bytes, and its cost."""
-    cases, rows = draw.of_experiment(run, "kept_bytes", "recompute.py").cases, []
+    cases, rows = drawing.of_experiment(run, "kept_bytes", "recompute.py").cases, []
     for way, factor in factors(run).items():
         case = cases[way]
         ms = statistics.median(case["step_ms"])
@@ -281,9 +281,9 @@ def recomputed(run) -> Table:
 
 def plot_recompute(run, axes=None):
     """Draw the activations kept by checkpointing, beside its cost in time."""
-    run = draw.of_experiment(run, "kept_bytes", "recompute.py")
+    run = drawing.of_experiment(run, "kept_bytes", "recompute.py")
     cases, found = run.cases, factors(run)
-    with draw.axes(axes, (11, 1.4 + 0.5 * len(cases)), "x", shape=(1, 2), sharey=True) as axes:
+    with drawing.axes(axes, (11, 1.4 + 0.5 * len(cases)), "x", shape=(1, 2), sharey=True) as axes:
         keeps, costs = axes
         kept = [case["kept_bytes"] / 1e6 for case in cases.values()]
         bars = keeps.barh(range(len(cases)), kept, 0.6, color=plans.COLOURS["activations"])
@@ -299,8 +299,8 @@ def plot_recompute(run, axes=None):
         costs.set_xlim(0, 1.1 * max([*values, 4 / 3]))
         costs.set_xlabel(f"a step's operations and time, relative to “{next(iter(cases))}”")
         drawn["4/3"] = costs.axvline(4 / 3, color=report.PALETTE["limit"], ls="--", zorder=0)
-        draw.rows(keeps, cases)
-        draw.caption(keeps, draw.where(run))
+        drawing.rows(keeps, cases)
+        drawing.caption(keeps, drawing.where(run))
         report.legend(costs, drawn, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return axes
 
@@ -310,7 +310,7 @@ def plot_recompute(run, axes=None):
 
 def predicted(run) -> dict[str, Peak]:
     """Return the highest peak of each plan of experiments/fits.py."""
-    cases = draw.of_experiment(run, "peaks", "fits.py").cases
+    cases = drawing.of_experiment(run, "peaks", "fits.py").cases
     return {_plan(case["plan"]): plans.highest(case)[1] for case in cases.values()}
 
 
@@ -331,7 +331,7 @@ def offloaded(run, copy) -> Table:
     copy: a run of experiments/tensors.py on a GPU, for the speed of such a copy.
     """
     speed, rows = _copy_speed(copy), []
-    for case in draw.of_experiment(run, "peaks", "fits.py").cases.values():
+    for case in drawing.of_experiment(run, "peaks", "fits.py").cases.values():
         if case["plan"]["sharding"] == "fsdp":
             stays = [{k: v for k, v in p.items() if k not in MOVED} for p in case["peaks"].values()]
             left = max(sum(parts.values()) for parts in stays)

@@ -6,7 +6,7 @@ They take a run of `predicted.py`, an experiment of notebook 11, which names its
 from dlojz import runs
 from dlojz.chapters.n11b_hybrid import flops
 from dlojz.course import UserError
-from dlojz.figures import draw, peaks, plans, report
+from dlojz.figures import drawing, peaks, plans, report
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
 from dlojz.runs.stats import Summary, summary
@@ -17,7 +17,7 @@ AGAIN = "#A9CCE3"  # pale: not the model's own operations
 
 def cases(run) -> list[tuple[Summary, dict]]:
     """Return each recording and its prediction, the smallest memory first."""
-    found = draw.of_experiment(run, "operations", "predicted.py").cases
+    found = drawing.of_experiment(run, "operations", "predicted.py").cases
     pairs = [(summary(runs.recorded(name)), case) for name, case in found.items()]
     return sorted(pairs, key=lambda pair: _peak(pair[1]).bytes)
 
@@ -131,7 +131,7 @@ def plot_shares(run, product=None, ax=None):
     lines = {f"sold: {peak:,.1f}": peak} if peak else {}
     if best:
         lines[best[1].replace(" on ", " on\n") + f": {best[0]:,.0f}"] = best[0]
-    with draw.axes(ax, (10, 1.6 + 0.5 * len(pairs)), "x") as ax:
+    with drawing.axes(ax, (10, 1.6 + 0.5 * len(pairs)), "x") as ax:
         _plot_used(pairs, ax)
         for text, at in lines.items():
             ax.axvline(at, color="black", ls="--", lw=1)
@@ -140,7 +140,7 @@ def plot_shares(run, product=None, ax=None):
         what = "forward and backward pass of an image, times its images/s"
         ax.set_xlabel(f"TFLOP/s of each GPU: {what}")
         ax.set_title(_where(pairs), fontsize=9, fontweight="normal", pad=28)
-        draw.legend(ax, 2, (0, -0.9 / len(pairs)), loc="upper left")  # nearly half an inch below
+        drawing.legend(ax, 2, (0, -0.9 / len(pairs)), loc="upper left")  # nearly half an inch below
     return ax
 
 

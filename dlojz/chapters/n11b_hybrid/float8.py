@@ -6,7 +6,7 @@ Each takes a run of `experiments/float8.py`, or a recording.
 from collections import defaultdict
 
 from dlojz.course import UserError
-from dlojz.figures import draw, report
+from dlojz.figures import drawing, report
 from dlojz.table import Table
 
 BF16 = "bf16"
@@ -37,13 +37,13 @@ def plot_outliers(run, ax=None):
     found = defaultdict(dict)
     for case in _cases(run, "away"):
         found[case["recipe"]][case["outlier"]] = 100 * case["away"]["output"]
-    with draw.axes(ax, (7.5, 3.6), "both") as ax:
+    with drawing.axes(ax, (7.5, 3.6), "both") as ax:
         for recipe, away in found.items():
             look = {"color": COLOURS[recipe], "ls": "--" if recipe.endswith("hp") else "-"}
             ax.plot([*away], [*away.values()], "o", ms=4, label=recipe, **look)
         ax.set(xscale="log", yscale="log", ylabel="distance from float32 (%)")
         ax.set_xlabel("largest value of the input (the others: about 1)")
-        draw.caption(ax, draw.where(run))
+        drawing.caption(ax, drawing.where(run))
         ax.legend()
     return ax
 
