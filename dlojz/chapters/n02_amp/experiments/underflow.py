@@ -60,25 +60,30 @@ def main():
             backward()
             optimizer.step()
 
-        counts = {"activations": Counter(), "weights": Counter()}
-
-        def count_gradient(layer, inputs, output):
-            output.register_hook(lambda g: counts["activations"].update(by_exponent(g)))
-
-        for layer in model.modules():  # autocast would run these backward passes in 16 bits
-            if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
-                layer.register_forward_hook(count_gradient)
-        backward()
-        weights = list(model.parameters())
-        for w in weights:
-            counts["weights"].update(by_exponent(w.grad))
-        for name, found in counts.items():
+        for name, found in counted(model, backward).items():
             for exponent, count in sorted(found.items()):
                 run.measure(name, count, "gradients", x=exponent)
+        weights = list(model.parameters())
         for name, dtype in FORMATS.items():
             for lr in LEARNING_RATES:
                 share = unchanged(weights, [w.grad for w in weights], lr, dtype)
                 run.measure(name, share, "share of weights that a step does not change", x=lr)
+
+
+def counted(model, backward) -> dict[str, Counter]:
+    """Return the numbers of gradients by exponent in a backward pass: activations', weights'."""
+    counts = {"activations": Counter(), "weights": Counter()}
+
+    def count_gradient(layer, inputs, output):
+        output.register_hook(lambda g: counts["activations"].update(by_exponent(g)))
+
+    for layer in model.modules():  # autocast would run these backward passes in 16 bits
+        if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+            layer.register_forward_hook(count_gradient)
+    backward()
+    for w in model.parameters():
+        counts["weights"].update(by_exponent(w.grad))
+    return counts
 
 
 if __name__ == "__main__":
