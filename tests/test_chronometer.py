@@ -8,7 +8,6 @@ import torch
 from dlojz.runs.log import PHASES, WARMUP_STEPS
 from dlojz.training import clocks
 from dlojz.training.chronometer import Chronometer
-from dlojz.training.conductor import Conductor
 
 
 class Clock:
@@ -64,13 +63,13 @@ class Device:
 
 class Sink:
     def __init__(self):
-        self.steps, self.windows, self.validations, self.opened = [], [], [], 0
+        self.steps, self.windows, self.validations = [], [], []
 
     def step(self, values, host_ms, device_ms, ahead_ms):
         self.steps.append((values, host_ms, device_ms, ahead_ms))
 
     def window_opens(self):
-        self.opened += 1
+        pass
 
     def window(self, **fields):
         self.windows.append(fields)
@@ -79,18 +78,44 @@ class Sink:
         self.validations.append(seconds)
 
 
-def run_steps(chrono, clock, count, durations=(0.04, 0.001, 0.02, 0.03, 0.005), device=None):
-    chrono.next_iter()
-    for i in range(count):
-        clock.now += durations[0]
-        chrono.transfer()
-        for phase, seconds in zip(("forward", "backward", "update"), durations[1:4], strict=True):
-            clock.now += seconds
-            if device:
-                device.launch(10 * seconds)
-            getattr(chrono, phase)()
-        clock.now += durations[4]
-        chrono.next_iter(images=32, step=i)
+class Run:
+    """A Chronometer that has started, with its clock, its sink, and perhaps a fake GPU."""
+
+    def __init__(self, on_device=False, witness=None):
+        self.clock, self.sink = Clock(), Sink()
+        self.device = Device(self.clock) if on_device else None
+        kind = "cuda" if on_device else "cpu"
+        self.chrono = Chronometer(kind, self.sink, self.clock, self.device, witness)
+        self.chrono.start()
+
+    def steps(self, count, durations=(0.04, 0.001, 0.02, 0.03, 0.005), slower=10):
+        """Train; the device works so many times as long as the host asks for it."""
+        self.chrono.next_iter()
+        for i in range(count):
+            self.clock.now += durations[0]
+            self.chrono.transfer()
+            for phase, seconds in zip(PHASES[2:], durations[1:4], strict=True):
+                self.clock.now += seconds
+                if self.device:
+                    self.device.launch(slower * seconds)
+                getattr(self.chrono, phase)()
+            self.clock.now += durations[4]
+            self.chrono.next_iter(images=32, step=i)
+            if self.chrono.profiler:
+                self.chrono.profiler.step()
+
+    def marks(self, forward_s=0.0, **values):
+        """Mark a step whose forward pass keeps the device busy for so long."""
+        self.chrono.transfer()
+        self.chrono.forward()
+        self.device.launch(forward_s)
+        self.chrono.backward()
+        self.chrono.update()
+        self.chrono.next_iter(**values)
+
+    @property
+    def measured_s(self):
+        return sum(window["wall_s"] for window in self.sink.windows)
 
 
 class Profiler:
@@ -134,45 +159,17 @@ class Witness:
         self.told.append(actions)
 
 
-def profiled_steps(chrono, clock, count, device=None):
-    """Steps of 96 ms, as the trainer of notebook 04 makes them."""
-    chrono.next_iter()
-    for i in range(count):
-        clock.now += 0.04
-        chrono.transfer()
-        for phase, seconds in (("forward", 0.001), ("backward", 0.02), ("update", 0.03)):
-            clock.now += seconds
-            if device:
-                device.launch(3 * seconds)
-            getattr(chrono, phase)()
-        clock.now += 0.005
-        chrono.next_iter(step=i)
-        chrono.profiler.step()
-
-
-def test_phases_sum_to_the_step():
-    clock, sink = Clock(), Sink()
-    chrono = Chronometer(sink=sink, clock=clock)
-    chrono.start()
-    begin = clock.now
-    run_steps(chrono, clock, 5)
-    chrono.stop()
-    assert len(sink.steps) == 5
-    total = sum(sum(host.values()) for _, host, _, _ in sink.steps)
-    assert total == pytest.approx(1000 * (clock.now - begin))
-    assert sink.steps[0][1] == pytest.approx(
-        dict(zip(PHASES, (40, 1, 20, 30, 5), strict=True)), rel=1e-6
-    )
-
-
-def test_a_cpu_has_no_device_clock():
-    clock, sink = Clock(), Sink()
-    chrono = Chronometer("cpu", sink, clock)
-    chrono.start()
-    run_steps(chrono, clock, 1)
-    chrono.stop()
-    assert sink.steps[0][2] is None
-    assert sink.steps[0][3] is None
+def test_phases_sum_to_the_step_and_a_cpu_has_no_device_clock():
+    run = Run()
+    begin = run.clock.now
+    run.steps(5)
+    run.chrono.stop()
+    assert len(run.sink.steps) == 5
+    total = sum(sum(host.values()) for _, host, _, _ in run.sink.steps)
+    assert total == pytest.approx(1000 * (run.clock.now - begin))
+    _, host, device, ahead = run.sink.steps[0]
+    assert host == pytest.approx(dict(zip(PHASES, (40, 1, 20, 30, 5), strict=True)), rel=1e-6)
+    assert (device, ahead) == (None, None)
 
 
 @pytest.mark.parametrize("value", [[0.1], (0.1,), {"lr": 0.1}, "0.1"])
@@ -183,24 +180,19 @@ def test_what_is_no_number_is_refused_where_it_is_given(value):
         chrono.next_iter(lr=value)
 
 
+STEP = ("start", "next_iter", "transfer", "forward", "backward")
+
+
 @pytest.mark.parametrize(
     ("marks", "wrong", "message"),
     [
         ((), "next_iter", r"next_iter\(\) came before chrono.start\(\)"),
-        (("start",), "forward", r"forward\(\) came during the phase 'idle'"),
-        (("start", "next_iter"), "forward", r"expected chrono.transfer\(\) or chrono.validation"),
-        (
-            ("start", "next_iter", "transfer"),
-            "backward",
-            r"phase 'transfer': expected chrono.forward",
-        ),
-        (("start", "next_iter", "transfer", "forward"), "next_iter", r"phase 'forward'"),
-        (
-            ("start", "next_iter", "transfer", "forward", "backward"),
-            "next_iter",
-            r"phase 'backward': expected chrono.forward\(\) or chrono.update\(\)",
-        ),
-        (("start", "next_iter"), "next_iter", r"next_iter\(\) came during the phase 'data'"),
+        (STEP[:1], "forward", r"forward\(\) came during the phase 'idle'"),
+        (STEP[:2], "forward", r"expected chrono.transfer\(\) or chrono.validation"),
+        (STEP[:2], "next_iter", r"next_iter\(\) came during the phase 'data'"),
+        (STEP[:3], "backward", r"phase 'transfer': expected chrono.forward"),
+        (STEP[:4], "next_iter", r"phase 'forward'"),
+        (STEP, "next_iter", r"'backward': expected chrono.forward\(\) or chrono.update\(\)"),
         (("start", "stop"), "next_iter", "expected nothing more"),
     ],
 )
@@ -213,102 +205,83 @@ def test_a_forgotten_mark_raises_with_the_phase(marks, wrong, message):
 
 
 def test_accumulation_goes_from_backward_to_forward():
-    clock, sink = Clock(), Sink()
-    chrono = Chronometer(sink=sink, clock=clock)
-    chrono.start()
-    chrono.next_iter()
-    chrono.transfer()
+    run = Run()
+    run.chrono.next_iter()
+    run.chrono.transfer()
     for _ in range(3):
-        chrono.forward()
-        clock.now += 1
-        chrono.backward()
-        clock.now += 2
-    chrono.update()
-    chrono.next_iter()
-    chrono.stop()
-    assert sink.steps[0][1]["forward"] == pytest.approx(3000)
-    assert sink.steps[0][1]["backward"] == pytest.approx(6000)
+        run.chrono.forward()
+        run.clock.now += 1
+        run.chrono.backward()
+        run.clock.now += 2
+    run.chrono.update()
+    run.chrono.next_iter()
+    run.chrono.stop()
+    _, host, _, _ = run.sink.steps[0]
+    assert (host["forward"], host["backward"]) == pytest.approx((3000, 6000))
 
 
 def test_the_window_begins_after_the_warm_up_and_ends_with_the_last_step():
-    clock, sink = Clock(), Sink()
-    chrono = Chronometer(sink=sink, clock=clock)
-    chrono.start()
-    run_steps(chrono, clock, WARMUP_STEPS + 4, (0.1, 0, 0, 0, 0.1))
-    clock.now += 50  # the loader shuts down: no part of a step
-    chrono.validation()
-    assert sink.windows == [{"first_step": WARMUP_STEPS, "steps": 4, "wall_s": pytest.approx(0.8)}]
+    run = Run()
+    run.steps(WARMUP_STEPS + 4, (0.1, 0, 0, 0, 0.1))
+    run.clock.now += 50  # the loader shuts down: no part of a step
+    run.chrono.validation()
+    window = {"first_step": WARMUP_STEPS, "steps": 4, "wall_s": pytest.approx(0.8)}
+    assert run.sink.windows == [window]
 
 
 def test_a_second_epoch_has_a_window_of_its_own():
-    clock, sink = Clock(), Sink()
-    chrono = Chronometer(sink=sink, clock=clock)
-    chrono.start()
-    run_steps(chrono, clock, WARMUP_STEPS + 1)
-    chrono.validation()
-    clock.now += 7
-    chrono.idle()
-    clock.now += 100
-    run_steps(chrono, clock, 2)
-    chrono.stop()
-    assert [w["first_step"] for w in sink.windows] == [WARMUP_STEPS, WARMUP_STEPS + 1]
-    assert [w["steps"] for w in sink.windows] == [1, 2]
-    assert sink.validations == [pytest.approx(7)]
-    assert sum(w["wall_s"] for w in sink.windows) == pytest.approx(3 * 0.096)
+    run = Run()
+    run.steps(WARMUP_STEPS + 1)
+    run.chrono.validation()
+    run.clock.now += 7
+    run.chrono.idle()
+    run.clock.now += 100
+    run.steps(2)
+    run.chrono.stop()
+    assert [w["first_step"] for w in run.sink.windows] == [WARMUP_STEPS, WARMUP_STEPS + 1]
+    assert [w["steps"] for w in run.sink.windows] == [1, 2]
+    assert run.sink.validations == [pytest.approx(7)]
+    assert run.measured_s == pytest.approx(3 * 0.096)
 
 
 def test_a_checkpoint_in_the_middle_of_an_epoch_is_no_part_of_a_step():
-    clock, sink = Clock(), Sink()
-    chrono = Chronometer(sink=sink, clock=clock)
-    chrono.start()
-    run_steps(chrono, clock, WARMUP_STEPS + 2)
-    chrono.idle()
-    clock.now += 1000
-    run_steps(chrono, clock, 2)
-    chrono.stop()
-    assert [w["steps"] for w in sink.windows] == [2, 2]
-    assert sum(w["wall_s"] for w in sink.windows) == pytest.approx(4 * 0.096)
-    assert max(sum(host.values()) for _, host, _, _ in sink.steps) == pytest.approx(96)
+    run = Run()
+    run.steps(WARMUP_STEPS + 2)
+    run.chrono.idle()
+    run.clock.now += 1000
+    run.steps(2)
+    run.chrono.stop()
+    assert [w["steps"] for w in run.sink.windows] == [2, 2]
+    assert run.measured_s == pytest.approx(4 * 0.096)
+    assert max(sum(host.values()) for _, host, _, _ in run.sink.steps) == pytest.approx(96)
 
 
 def test_a_run_shorter_than_the_warm_up_has_steps_and_no_window():
-    clock, sink = Clock(), Sink()
-    chrono = Chronometer(sink=sink, clock=clock)
-    chrono.start()
-    run_steps(chrono, clock, WARMUP_STEPS - 1)
-    chrono.stop()
-    assert len(sink.steps) == WARMUP_STEPS - 1
-    assert sink.windows == []
+    run = Run()
+    run.steps(WARMUP_STEPS - 1)
+    run.chrono.stop()
+    assert len(run.sink.steps) == WARMUP_STEPS - 1
+    assert run.sink.windows == []
 
 
 def test_on_a_device_steps_wait_for_their_events_and_nothing_synchronizes():
-    clock, sink = Clock(), Sink()
-    device = Device(clock)
-    chrono = Chronometer("cuda", sink, clock, device)
-    chrono.start()
-    run_steps(chrono, clock, WARMUP_STEPS, device=device)
-    assert device.synchronized == 1  # once, to open the window
-    assert len(sink.steps) == WARMUP_STEPS
+    run = Run(on_device=True)
+    run.steps(WARMUP_STEPS)
+    assert run.device.synchronized == 1  # once, to open the window
+    assert len(run.sink.steps) == WARMUP_STEPS
     for i in range(4):
-        clock.now += 0.001
-        chrono.transfer()
-        chrono.forward()
-        device.launch(0.5)
-        chrono.backward()
-        chrono.update()
-        chrono.next_iter(step=WARMUP_STEPS + i)
-    assert device.synchronized == 1
-    assert len(sink.steps) == WARMUP_STEPS, "the device is not there yet"
-    chrono.stop()
-    assert device.synchronized == 2
-    assert [values["step"] for values, *_ in sink.steps] == list(range(WARMUP_STEPS + 4))
+        run.clock.now += 0.001
+        run.marks(0.5, step=WARMUP_STEPS + i)
+    assert run.device.synchronized == 1
+    assert len(run.sink.steps) == WARMUP_STEPS, "the device is not there yet"
+    run.chrono.stop()
+    assert run.device.synchronized == 2
+    assert [values["step"] for values, *_ in run.sink.steps] == list(range(WARMUP_STEPS + 4))
 
 
 def test_a_step_waits_for_its_marks_on_a_stream_that_is_behind():
-    clock, sink = Clock(), Sink()
-    device = Device(clock)
-    chrono = Chronometer("cuda", sink, clock, device)
-    chrono.start()
+    run = Run(on_device=True)
+    chrono, device, steps = run.chrono, run.device, run.sink.steps
     chrono.next_iter()
     chrono.transfer()
     chrono.forward()
@@ -317,78 +290,69 @@ def test_a_step_waits_for_its_marks_on_a_stream_that_is_behind():
     chrono.update()
     behind, device.busy_until = device.busy_until, 0.0
     chrono.next_iter(step=0)
-    device.advance_to(clock.now)
+    device.advance_to(run.clock.now)
     for mark in (chrono.transfer, chrono.forward, chrono.backward):
         mark()
-    assert not sink.steps
+    assert not steps
     device.advance_to(behind)
     chrono.update()
     chrono.next_iter(step=1)
     chrono.stop()
-    assert [values["step"] for values, *_ in sink.steps] == [0, 1]
+    assert [values["step"] for values, *_ in steps] == [0, 1]
 
 
 def test_the_device_clock_says_how_long_it_waited_and_how_far_the_host_was_ahead():
-    clock, sink = Clock(), Sink()
-    device = Device(clock)
-    chrono = Chronometer("cuda", sink, clock, device)
-    chrono.start()
-    run_steps(chrono, clock, WARMUP_STEPS, (0, 0, 0, 0, 0), device)
+    run = Run(on_device=True)
+    run.steps(WARMUP_STEPS, (0, 0, 0, 0, 0))
     for data_s, work_s in ((0.3, 0.1), (0.0, 0.4)):
-        clock.now += data_s
-        chrono.transfer()
-        chrono.forward()
-        device.launch(work_s)
-        chrono.backward()
-        chrono.update()
-        chrono.next_iter()
-    chrono.stop()
-    (_, host, waiting, _), (_, _, busy, ahead) = sink.steps[-2:]
+        run.clock.now += data_s
+        run.marks(work_s)
+    run.chrono.stop()
+    (_, host, waiting, _), (_, _, busy, ahead) = run.sink.steps[-2:]
     assert host["data"] == pytest.approx(300)
     assert waiting["data"] == pytest.approx(300), "the device had nothing to do"
     assert busy["data"] == pytest.approx(0), "the device had work while the host fetched data"
     assert busy["forward"] == pytest.approx(400)
     assert ahead == pytest.approx(500)
-    device_s = sum(sum(d.values()) for _, _, d, _ in sink.steps[-2:]) / 1000
-    assert sink.windows[-1]["wall_s"] == pytest.approx(device_s, rel=0.01)
+    device_s = sum(sum(d.values()) for _, _, d, _ in run.sink.steps[-2:]) / 1000
+    assert run.sink.windows[-1]["wall_s"] == pytest.approx(device_s, rel=0.01)
+
+
+@pytest.fixture
+def side():
+    """A clock, a device, and the work beside it."""
+    clock = Clock()
+    device = Device(clock)
+    own = clocks.SideWork(device, lambda: clock.now - clocks.paused())
+    return SimpleNamespace(clock=clock, device=device, work=own)
 
 
 @pytest.mark.parametrize(("queued_s", "lost_s"), [(10, 0), (0, 3), (1, 2)])
-def test_side_work_costs_what_the_device_waits_for_the_host(queued_s, lost_s):
-    clock = Clock()
-    device = Device(clock)
-    side_work = clocks.SideWork(device, clock)
+def test_side_work_costs_what_the_device_waits_for_the_host(queued_s, lost_s, side):
     for _ in range(2):
-        device.launch(queued_s)
-        with side_work.during():
-            clock.now += 3
-        device.synchronize()
-    assert side_work.take() == pytest.approx(2 * lost_s)
-    assert side_work.take() == 0
+        side.device.launch(queued_s)
+        with side.work.during():
+            side.clock.now += 3
+        side.device.synchronize()
+    assert side.work.take() == pytest.approx(2 * lost_s)
+    assert side.work.take() == 0
 
 
-def test_side_work_costs_no_more_than_the_hosts_time():
-    clock = Clock()
-    device = Device(clock)
-    side_work = clocks.SideWork(device, clock)
-    with side_work.during():
-        clock.now += 0.001
-        device.launch(60)
-    device.synchronize()
-    assert side_work.take() == pytest.approx(0.001)
+def test_side_work_costs_no_more_than_the_hosts_time(side):
+    with side.work.during():
+        side.clock.now += 0.001
+        side.device.launch(60)
+    side.device.synchronize()
+    assert side.work.take() == pytest.approx(0.001)
 
 
-def test_a_pause_is_no_side_work(monkeypatch):
-    clock = Clock()
-    device = Device(clock)
-    side_work = clocks.SideWork(device, lambda: clock.now - clocks.paused())
+def test_a_pause_is_no_side_work(side, monkeypatch):
     monkeypatch.setattr(clocks, "_paused", 0.0)
-    with side_work.during():
-        clock.now += 1
-        clock.now += 5
+    with side.work.during():
+        side.clock.now += 1 + 5
         clocks._paused += 5
-    device.synchronize()
-    assert side_work.take() == pytest.approx(1)
+    side.device.synchronize()
+    assert side.work.take() == pytest.approx(1)
 
 
 @pytest.mark.skipif(not torch.version.cuda, reason="this torch has no CUDA events")
@@ -402,70 +366,54 @@ def test_what_a_trainer_puts_into_torchs_events_is_not_called(monkeypatch):
 
 
 def test_events_are_used_again():
-    clock, sink = Clock(), Sink()
-    device = Device(clock)
-    made = []
-    device.event = lambda: made.append(1) or Event(device)
-    chrono = Chronometer("cuda", sink, clock, device)
-    chrono.start()
-    device.advance_to(float("inf"))
-    run_steps(chrono, clock, 100)
-    assert len(sink.steps) == 99  # the last is handed over by the next step, or by stop()
+    run, made = Run(on_device=True), []
+    run.device.event = lambda: made.append(1) or Event(run.device)
+    run.device.advance_to(float("inf"))
+    run.steps(100)
+    assert len(run.sink.steps) == 99  # the last is handed over by the next step, or by stop()
     assert len(made) < 20
-
-
-def test_tac_time_is_a_stopwatch():
-    clock = Clock()
-    chrono = Chronometer(clock=clock)
-    assert chrono.tac_time() is None
-    clock.now += 2.5
-    assert chrono.tac_time() == pytest.approx(2.5)
-    assert chrono.tac_time(clear=True) is None
 
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_steps_that_a_profiler_looks_at_are_not_measured(on_device):
-    clock, sink = Clock(), Sink()
-    device = Device(clock) if on_device else None
-    chrono = Chronometer("cuda" if device else "cpu", sink, clock, device)
+    run = Run(on_device)
     n = WARMUP_STEPS + 4
     actions = ["NONE"] * n + ["WARMUP", "RECORD", "RECORD_AND_SAVE"]
-    chrono.profiler = Profiler(clock, actions)
-    chrono.start()
-    profiled_steps(chrono, clock, n + 3 + 1 + 2, device)
-    chrono.stop()
+    run.chrono.profiler = Profiler(run.clock, actions)
+    run.steps(n + 3 + 1 + 2, slower=3)
+    run.chrono.stop()
     step_s = 3 * 0.051 if on_device else 0.096  # the device is behind
-    assert [(w["first_step"], w["steps"]) for w in sink.windows] == [(WARMUP_STEPS, 4), (n + 4, 2)]
-    for window in sink.windows:  # without what the profiler took; the first work comes late
+    windows = run.sink.windows
+    assert [(w["first_step"], w["steps"]) for w in windows] == [(WARMUP_STEPS, 4), (n + 4, 2)]
+    for window in windows:  # without what the profiler took; the first work comes late
         late = window["wall_s"] - step_s * window["steps"]
         assert 0 <= late + 1e-9 < (0.096 if on_device else 1e-6)
-    assert len(sink.steps) == n + 6, "the log has all steps"
-    assert chrono.profiler.stopped
+    assert len(run.sink.steps) == n + 6, "the log has all steps"
+    assert run.chrono.profiler.stopped
 
 
-def test_the_witness_leaves_the_last_step_to_a_profiler_that_wants_it():
-    for actions, told in ((["NONE"] * 9, ["begins", "ends"]), (["NONE"] * 4 + ["RECORD"] * 5, [])):
-        clock = Clock()
-        witness = Witness(last=5)
-        chrono = Chronometer(sink=Sink(), clock=clock, conductor=Conductor(witness))
-        chrono.profiler = Profiler(clock, actions)
-        chrono.start()
-        profiled_steps(chrono, clock, 6)
-        chrono.stop()
-        assert [t for t in witness.told if t == "begins"] == told[:1]
-        assert witness.told[-1] == actions[:6], "it is told what the profiler did"
+@pytest.mark.parametrize(
+    ("actions", "begins"), [(["NONE"] * 9, 1), (["NONE"] * 4 + ["RECORD"] * 5, 0)]
+)
+def test_the_witness_leaves_the_last_step_to_a_profiler_that_wants_it(actions, begins):
+    witness = Witness(last=5)
+    run = Run(witness=witness)
+    run.chrono.profiler = Profiler(run.clock, actions)
+    run.steps(6)
+    run.chrono.stop()
+    assert witness.told.count("begins") == begins
+    assert witness.told[-1] == actions[:6], "it is told what the profiler did"
 
 
 def test_the_phases_are_ranges_of_the_profilers_trace():
-    chrono = Chronometer(sink=Sink())
+    run = Run()
     wanted = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)
-    chrono.profiler = torch.profiler.profile(
+    run.chrono.profiler = torch.profiler.profile(
         schedule=wanted, on_trace_ready=lambda p: None, acc_events=True
     )
-    chrono.start()
-    chrono.profiler.start()
-    profiled_steps(chrono, Clock(), 6)
-    chrono.stop()
-    names = [e.name for e in chrono.profiler.events()]
+    run.chrono.profiler.start()
+    run.steps(6)
+    run.chrono.stop()
+    names = [e.name for e in run.chrono.profiler.events()]
     for phase in ("transfer", "forward", "backward", "update"):
         assert names.count(phase) == 2, phase

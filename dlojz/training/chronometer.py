@@ -44,31 +44,17 @@ class Chronometer:
 
     sink, clock, device_clock: passed to the `Ledger` that reads the marks; the run log is a sink.
     witness: profiles one or two steps, which are then not measured: see `evidence.watch`.
-    conductor: chooses the steps to measure and to profile; by default it serves the witness.
     """
 
-    def __init__(
-        self,
-        device="cpu",
-        sink=None,
-        clock=clocks.host,
-        device_clock=None,
-        conductor=None,
-        witness=None,
-    ):
+    def __init__(self, device="cpu", sink=None, clock=clocks.host, device_clock=None, witness=None):
+        self.phase = None  # the present one; None before the start
         self._clock = clock
         self._ledger = Ledger(device, sink, clock, device_clock)
-        self._conductor = conductor or Conductor(witness)
-        self._conductor.follows(self)
-        self._phase = None
+        self._conductor = Conductor(witness)
+        if witness:
+            witness.chronometer = self
         self._step = 0  # steps begun and finished since start()
         self._validation = None  # its begin, in seconds
-        self._tac = None
-
-    @property
-    def phase(self) -> str | None:
-        """Return the present phase; None before the start."""
-        return self._phase
 
     @property
     def profiler(self):
@@ -81,7 +67,7 @@ class Chronometer:
 
     def start(self):
         """Begin the run. Nothing is timed yet."""
-        self._phase = "idle"
+        self.phase = "idle"
 
     def next_iter(self, **values):
         """End a step (except at the first call) and begin the wait for the next batch.
@@ -92,20 +78,17 @@ class Chronometer:
         for name, value in values.items():
             if isinstance(value, str | list | tuple | dict):
                 raise TypeError(f"chrono.next_iter({name}=...): expected a number, found {value!r}")
-        ended = self._phase == "update"
-        self._enter("data")
+        ended = self._enter("data") == "update"
         if ended:
-            if self._conductor.profiler:
-                self._conductor.phase(None)
+            self._conductor.phase(None)
             self._ledger.end_step(values)
             self._step += 1
             self._conductor.ends(self._step)
         else:  # the first step of an epoch begins
-            self._end_validation()
             self._ledger.forget_marks()
-        self._phase = "data"
         if ended and self._conductor.looks_at(self._step):
             self._ledger.close_window(self._step)
+            self._ledger.forget_marks()
             self._conductor.begins(self._step)
         elif not self._ledger.measuring and self._conductor.measures(self._step):
             self._ledger.open_window(self._step)
@@ -114,79 +97,63 @@ class Chronometer:
 
     def transfer(self):
         """Begin the copy of the batch, now in host memory, to the device."""
-        if self._conductor.profiler:
-            self._enter("transfer")
-            if self._conductor.profiler_begins():
-                self._ledger.close_window(self._step, keep_marks=True)
-        self._to("transfer")
+        self._enter("transfer")
+        if self._conductor.profiler_begins():
+            self._ledger.close_window(self._step)
+        self._mark()
 
     def forward(self):
         """Begin the model's forward pass and the loss."""
-        self._to("forward")
+        self._enter("forward")
+        self._mark()
 
     def backward(self):
         """Begin the backward pass."""
-        self._to("backward")
+        self._enter("backward")
+        self._mark()
         self._ledger.drain()  # costs nothing: the device is busy here
 
     def update(self):
         """Begin the optimizer's step, the scheduler and the metrics."""
-        self._to("update")
+        self._enter("update")
+        self._mark()
 
     def validation(self):
         """Begin validation; its time ends at the next mark."""
         self._enter("validation")
         self._ledger.close_window(self._step)
-        self._validation, self._phase = self._clock(), "validation"
+        self._validation = self._clock()
 
     def idle(self):
         """Begin work that is not timed: a checkpoint, a report."""
-        self._enter("idle")
-        self._end_validation()
-        if self._phase == "data":  # in the middle of an epoch
+        if self._enter("idle") == "data":  # in the middle of an epoch
             self._ledger.close_window(self._step)
-        self._phase = "idle"
 
     def stop(self):
         """End the run: wait for the device and hand over the remaining steps."""
         self._enter("stopped")
-        self._end_validation()
         self._ledger.close_window(self._step)
-        self._phase = "stopped"
         self._conductor.stop()
 
-    def tac_time(self, clear=False):
-        """Return the seconds of host time since the last call; None at the first, or to clear.
-
-        This stopwatch does not wait for the device: on a GPU it times the launches, not the work.
-        """
-        now, before = self._clock(), self._tac
-        self._tac = now
-        return None if before is None or clear else now - before
-
     def _enter(self, phase):
-        """Raise unless `phase` may follow the present one."""
-        if phase in FOLLOWS.get(self._phase, ()):
-            return
-        name = MARK.get(phase, phase)
-        if self._phase is None:
+        """Begin `phase`; return the one before it. Raise if that may not precede it."""
+        before, name = self.phase, MARK.get(phase, phase)
+        if before is None:
             raise RuntimeError(f"chrono.{name}() came before chrono.start(): call start() first")
-        expected = [f"chrono.{MARK.get(p, p)}()" for p in FOLLOWS if p in FOLLOWS[self._phase]]
-        raise RuntimeError(
-            f"chrono.{name}() came during the phase {self._phase!r}: expected "
-            f"{' or '.join(expected) or 'nothing more'}; is a mark missing before it?"
-        )
-
-    def _to(self, phase):
-        self._enter(phase)
-        self._phase = phase
-        self._ledger.mark(phase)
-        if self._conductor.profiler:
-            self._conductor.phase(phase)
-
-    def _end_validation(self):
-        if self._phase == "validation":
+        if phase not in FOLLOWS[before]:
+            expected = [f"chrono.{MARK.get(p, p)}()" for p in FOLLOWS if p in FOLLOWS[before]]
+            raise RuntimeError(
+                f"chrono.{name}() came during the phase {before!r}: expected "
+                f"{' or '.join(expected) or 'nothing more'}; is a mark missing before it?"
+            )
+        if before == "validation":
             self._ledger.end_validation(self._validation)
+        self.phase = phase
+        return before
+
+    def _mark(self):
+        self._ledger.mark(self.phase)
+        self._conductor.phase(self.phase)
 
 
 class NoMarks:

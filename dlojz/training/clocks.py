@@ -5,6 +5,7 @@ from collections import deque
 from contextlib import contextmanager
 from functools import cache
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
@@ -59,6 +60,15 @@ def host() -> float:
 _event_type = cache(private.event_type)
 
 
+class Mark(NamedTuple):
+    """A moment on the clocks of the host and the device."""
+
+    begins: object  # a phase, or the number of a window's first step
+    seconds: float  # of the host's clock
+    event: object  # on the device; None without one
+    paused: float  # seconds left out so far
+
+
 class CudaClock:
     """The clock of a CUDA device: events on the current stream."""
 
@@ -108,7 +118,7 @@ class SideWork:
     def _mark(self):
         event = self._device_clock.event()
         self._device_clock.record(event)
-        return None, self._clock(), event, paused()
+        return Mark("side work", self._clock(), event, paused())
 
     def take(self) -> float:
         """Return the seconds lost since the last call. The device must have finished its work.
@@ -116,7 +126,7 @@ class SideWork:
         No pair counts for more than the host's time: other work may lie between its events.
         """
         pairs, self._pairs = self._pairs, []
-        return sum(min(_on_device(a, b) / 1000, b[1] - a[1]) for a, b in pairs)
+        return sum(min(_on_device(a, b) / 1000, b.seconds - a.seconds) for a, b in pairs)
 
 
 class Ledger:
@@ -134,11 +144,11 @@ class Ledger:
         if device_clock is None and str(device).startswith("cuda"):
             device_clock = CudaClock(device)
         self._sink, self._clock, self._device_clock = sink, clock, device_clock
-        self.marks = []  # of the present step: (phase that begins, seconds, event, paused)
+        self.marks = []  # of the present step
         self._pending = deque()  # steps whose last event the device has not reached
         self._free_events = []
-        self._window = None  # (first step, seconds, event, paused) of the measured window
-        self._last = None  # (seconds, event, paused) at the end of the last step
+        self._window = None  # the mark at the begin of the measured window
+        self._last = None  # the mark at the end of the last step
 
     @property
     def measuring(self) -> bool:
@@ -147,11 +157,14 @@ class Ledger:
 
     def mark(self, phase):
         """Begin a phase, on both clocks."""
+        self.marks.append(self._now(phase))
+
+    def _now(self, begins):
         event = None
         if self._device_clock:
             event = self._free_events.pop() if self._free_events else self._device_clock.event()
             self._device_clock.record(event)
-        self.marks.append((phase, self._clock(), event, paused()))
+        return Mark(begins, self._clock(), event, paused())
 
     def forget_marks(self):
         """Drop the marks of a step that will not take place."""
@@ -166,8 +179,8 @@ class Ledger:
             }
         self.mark("data")
         self._pending.append((values, self.marks, self._window))
-        self._last = self.marks[-1][1:]  # seconds, event, paused
-        self.marks = self.marks[-1:]  # the end of this step is the beginning of the next
+        self._last = self.marks[-1]
+        self.marks = [self._last]  # the end of this step is the beginning of the next
 
     def end_validation(self, begin):
         """Hand over the time since `begin`, in seconds, once the device is done."""
@@ -183,39 +196,34 @@ class Ledger:
         with pause(ours=True):  # it reads sensors
             if self._sink:
                 self._sink.window_opens()
-        event = None
-        if self._device_clock:
-            event = self._device_clock.event()
-            self._device_clock.record(event)
-        self._window = (step, self._clock(), event, paused())
+        self._window = self._now(step)
 
-    def close_window(self, step, keep_marks=False):
+    def close_window(self, step):
         """Wait for the device, hand over the steps before `step` and the window's wall time."""
         self._synchronize()
         self.drain()
-        if self._window is not None and step > self._window[0]:
-            first, begin, *_ = self._window
-            wall = self._last[0] - begin
+        if self._window and step > self._window.begins:
+            first, wall = self._window.begins, self._last.seconds - self._window.seconds
             if self._device_clock:  # it may pass the last mark after the host
-                wall = max(wall, _on_device(self._window, (None, *self._last)) / 1000)
+                wall = max(wall, _on_device(self._window, self._last) / 1000)
             with pause(ours=True):
                 if self._sink:
                     self._sink.window(first_step=first, steps=step - first, wall_s=wall)
         self._window = self._last = None
-        self.marks = self.marks if keep_marks else []
 
     def drain(self):
         """Hand over the steps that the device has finished."""
         while self._pending and _finished(self._pending[0]):
             values, marks, window = self._pending.popleft()
-            host = _durations(marks, lambda a, b: 1000 * (b[1] - a[1]))
+            host = _durations(marks, lambda a, b: 1000 * (b.seconds - a.seconds))
             device = ahead = None
             if self._device_clock:
                 device = _durations(marks, _on_device)
                 if window:
-                    ahead = _on_device(window, marks[-1]) - 1000 * (marks[-1][1] - window[1])
+                    on_host = 1000 * (marks[-1].seconds - window.seconds)
+                    ahead = _on_device(window, marks[-1]) - on_host
                 # The last event begins the next step; the others are used again.
-                self._free_events += [event for _, _, event, _ in marks[:-1]]
+                self._free_events += [mark.event for mark in marks[:-1]]
             if self._sink:
                 values = {k: _number(v) for k, v in values.items()}
                 self._sink.step(values, host, device, ahead)
@@ -227,7 +235,7 @@ class Ledger:
 
 def _finished(step):
     # The last mark first, which nearly always decides. Others may be on streams behind it.
-    return all(event is None or event.query() for _, _, event, _ in reversed(step[1]))
+    return all(mark.event is None or mark.event.query() for mark in reversed(step[1]))
 
 
 def _number(value):
@@ -242,12 +250,12 @@ def _on_device(a, b):
 
     The device is idle in a pause.
     """
-    return a[2].elapsed_time(b[2]) - 1000 * (b[3] - a[3])
+    return a.event.elapsed_time(b.event) - 1000 * (b.paused - a.paused)
 
 
 def _durations(marks, between):
     """Return the milliseconds in each phase; with accumulation some occur more than once."""
     total = dict.fromkeys(PHASES, 0.0)
     for a, b in itertools.pairwise(marks):
-        total[a[0]] += between(a, b)
+        total[a.begins] += between(a, b)
     return total

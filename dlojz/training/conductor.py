@@ -29,11 +29,6 @@ class Conductor:
         self._profiled = False  # the profiler records the present step
         self._range = None
 
-    def follows(self, chronometer):
-        """Let the witness ask which phase a Chronometer is in."""
-        if self._witness:
-            self._witness.chronometer = chronometer
-
     def measures(self, step: int) -> bool:
         """Return whether `step` may be measured: the run is warm, and no profiler is on."""
         over = self._last is not None and step >= self._last
@@ -59,6 +54,8 @@ class Conductor:
 
     def profiler_begins(self) -> bool:
         """Note the profiler's action in this step; return whether it begins to record."""
+        if not self.profiler:
+            return False
         action = self.profiler.current_action.name
         self._actions.append(action)
         before, self._profiled = self._profiled, action != "NONE"
