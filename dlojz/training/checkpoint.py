@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,19 +174,15 @@ def save(training, states: list[dict], args, epoch: int, step: int):
             "return once it has called save_shards? Or name another"
         )
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, temporary)
-        temporary.replace(file)  # atomic: a kill leaves the old file or the new one
-    except (OSError, RuntimeError) as error:  # torch's writer raises no subclass
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"--checkpoint {file}: not written ({_first_line(error)}). Is the disk full? Free some "
-            "space, or give --checkpoint a file elsewhere; what was saved before is still there"
-        ) from error
+    with _writing(file):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state, temporary)
+            temporary.replace(file)  # atomic: a kill leaves the old file or the new one
+        finally:
+            temporary.unlink(missing_ok=True)
     own = [_checksum(s) if isinstance(s, dict) else "" for s in states]
-    saved = Saved(own, list(state["model"]), file.stat().st_size)
-    _written(file, epoch, step, saved)
+    _written(file, epoch, step, Saved(own, list(state["model"]), file.stat().st_size))
 
 
 def save_shards(training, args, epoch: int, step: int):
@@ -197,18 +194,13 @@ def save_shards(training, args, epoch: int, step: int):
     into, rank = folder / name, idr_torch.rank
     model, optimizer = get_state_dict(training.model, training.optimizer)
     rest = {n: p.state_dict() for n, p in parts(training).items() if n not in SHARDED}
-    try:
+    with _writing(folder):
         into.mkdir(parents=True, exist_ok=True)
         dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=into)
         torch.save(own_state(training), into / f"process-{rank}.pt")
         if idr_torch.is_master:
             torch.save(rest | _facts(training, args, epoch, step), into / "rest.pt")
         torch.distributed.barrier()  # all have written
-    except (OSError, RuntimeError, dcp.CheckpointException) as error:
-        raise CheckpointError(
-            f"--checkpoint {folder}: not written ({_first_line(error)}). Is the disk full? Free "
-            "some space, or give --checkpoint a folder elsewhere; what was saved before is there"
-        ) from error
     if idr_torch.is_master:
         course.write_atomically(folder / LATEST, name)
         for old in folder.glob("epoch-*"):
@@ -218,9 +210,20 @@ def save_shards(training, args, epoch: int, step: int):
     _written(folder, epoch, step, Saved([], [], nbytes))
 
 
+@contextmanager
+def _writing(path):
+    try:
+        yield
+    except (OSError, RuntimeError, dcp.CheckpointException) as error:  # torch's have no subclass
+        raise CheckpointError(
+            f"--checkpoint {path}: not written ({_first_line(error)}). Is the disk full? Free some "
+            "space, or give --checkpoint another place; what was saved before is still there"
+        ) from error
+
+
 def _facts(training, args, epoch, step) -> dict:
-    promises = _promises(training, args)
-    return {"epoch": epoch, "step": step, "promises": promises, "trainer": _trainer_sha256()}
+    facts = {"promises": _promises(training, args), "trainer": _trainer_sha256()}
+    return facts | {"epoch": epoch, "step": step}
 
 
 def _written(path, epoch, step, saved):
@@ -248,8 +251,10 @@ def load(training, args) -> tuple[int, int]:
             "processes; `save` must gather those of all (solution 06, paragraph 06d)"
         )
     for name, part in parts(training).items():
-        _put(args.resume, name, part.load_state_dict, state.get(name))
-    _put(args.resume, "processes", lambda own: _put_own(training, own), processes[idr_torch.rank])
+        with _fitting(args.resume, name):
+            part.load_state_dict(state.get(name))
+    with _fitting(args.resume, "processes"):
+        _put_own(training, processes[idr_torch.rank])
     return _resumed(state, args)
 
 
@@ -258,27 +263,19 @@ def _load_shards(training, args) -> tuple[int, int]:
     folder = _latest(args.resume)
     state = _read(folder / "rest.pt")
     now = _together(_promises(training, args))
-
-    def compare(promises):
-        _keep_promises(_together(promises), now, args.resume)
-
-    _put(args.resume, "promises", compare, state["promises"])
+    with _fitting(args.resume, "promises"):
+        _keep_promises(_together(state["promises"]), now, args.resume)
     for name, part in parts(training).items():
         if name not in SHARDED:
-            _put(args.resume, name, part.load_state_dict, state.get(name))
-
-    def load(where):
+            with _fitting(args.resume, name):
+                part.load_state_dict(state.get(name))
+    with _fitting(folder, "shards"):
         model, optimizer = get_state_dict(training.model, training.optimizer)
-        shards.read({"model": model, "optimizer": optimizer}, where)
-        set_state_dict(
-            training.model,
-            training.optimizer,
-            model_state_dict=model,
-            optim_state_dict=optimizer,
-        )
-
-    _put(folder, "shards", load, folder)
-    _put(folder, "processes", lambda state: _put_own(training, _own_of(folder, state)), state)
+        shards.read({"model": model, "optimizer": optimizer}, folder)
+        both = {"model_state_dict": model, "optim_state_dict": optimizer}
+        set_state_dict(training.model, training.optimizer, **both)
+    with _fitting(folder, "processes"):
+        _put_own(training, _own_of(folder, state))
     return _resumed(state, args)
 
 
@@ -316,8 +313,7 @@ def _resumed(state, args):
 def _latest(folder) -> Path:
     """Return the complete folder of shards inside `folder`."""
     try:
-        with course.open_regular(folder / LATEST) as stream:
-            name = stream.read().decode().strip()
+        name = course.read_small(folder / LATEST).decode().strip()
         found = folder / name
         if found.resolve().parent != folder.resolve():
             raise ValueError(f"expected the name of a folder in it, found {name[:60]!r}")
@@ -333,7 +329,8 @@ def _tensors(file):
     try:
         return shards.tensors(file)
     except Exception as error:  # a damaged file makes torch raise nearly anything
-        found = "it is empty" if _is_empty(file) else _first_line(error)
+        empty = os.path.isfile(file) and os.path.getsize(file) == 0
+        found = "it is empty" if empty else _first_line(error)
         raise CheckpointError(
             f"--resume {file}: not a checkpoint of this trainer ({found}); give one that it has "
             "saved, such as runs/0001/checkpoint.pt"
@@ -363,9 +360,10 @@ def _keep_promises(promised, now, file):
             )
 
 
-def _put(file, name, load, state):
+@contextmanager
+def _fitting(file, name):
     try:
-        load(state)
+        yield
     except (Exception, dcp.CheckpointException) as error:  # each part raises its own kinds
         cause = _cause(error)
         if isinstance(cause, (CheckpointError, torch.OutOfMemoryError, KeyboardInterrupt)):
@@ -415,10 +413,6 @@ def parts(training) -> dict:
 def _trainer_sha256():
     trainer = Path(sys.argv[0])
     return hashlib.sha256(trainer.read_bytes() if trainer.is_file() else b"").hexdigest()
-
-
-def _is_empty(file):
-    return os.path.isfile(file) and os.path.getsize(file) == 0
 
 
 def _cause(error):
