@@ -133,10 +133,7 @@ STEPS = (  # each is added by a step of the course, by its name without the hyph
         choices=("off", "blocks"),
     ),
     _flag(
-        "--optimizer",
-        "sgd",
-        "sgd keeps one value per weight, adamw two",
-        choices=("sgd", "adamw"),
+        "--optimizer", "sgd", "sgd keeps one value per weight, adamw two", choices=("sgd", "adamw")
     ),
 )
 RUNNING = {  # by their title in --help

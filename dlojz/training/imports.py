@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import traceback
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -35,20 +36,13 @@ def trainer(file):
     try:
         return from_file(file, "solution")
     except (Exception, SystemExit) as error:
-        where = traceback_line(error, file)
+        places = traceback.extract_tb(error.__traceback__)
+        lines = [place.lineno for place in places if Path(place.filename) == Path(file)]
+        line = lines[-1] if lines else getattr(error, "lineno", None)
+        where = f", line {line}" if line else ""
         raise UserError(
             f"{file}{where} can't be imported: {type(error).__name__}: {first_line(error)}"
         ) from error
-
-
-def traceback_line(error, file) -> str:
-    """Return ", line 12" if an error arose in this file, else ""."""
-    line, place = getattr(error, "lineno", None), error.__traceback__
-    while place:
-        if Path(place.tb_frame.f_code.co_filename) == Path(file):
-            line = place.tb_lineno
-        place = place.tb_next
-    return f", line {line}" if line else ""
 
 
 def first_line(error):

@@ -99,7 +99,9 @@ def draw(model):
     for name, weight in model.named_parameters():
         _note(model, name, weight)
     own = dict(model.named_parameters()) | dict(model.named_buffers())
-    for name, whole in _weights(model) if recipe[0] in LARGER else _values(*recipe):
+    larger = recipe[0] in LARGER
+    values = _weights(model) if larger else _torchvisions(*recipe).state_dict().items()
+    for name, whole in values:
         weight = own[name]
         if isinstance(weight, DTensor):
             mesh, places = weight.device_mesh, weight.placements
@@ -123,11 +125,6 @@ def _note(module, name, weight):
 
 
 register_module_parameter_registration_hook(_note)
-
-
-def _values(*recipe):
-    """Return the weights and buffers of one of torchvision's models, which are small."""
-    return _torchvisions(*recipe).state_dict().items()
 
 
 def _weights(model):

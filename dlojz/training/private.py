@@ -1,10 +1,9 @@
 """All private names of torch that the course uses, each behind a public name of ours.
 
-A private name may go with any version of torch. So each function tells its purpose and the effect
-of a missing name. Either it raises `MissingNameError`, which names the feature that needs it, or
-it is decorated with a substitute, `otherwise`, after a warning. tests/test_private.py tries each
-both ways, and refuses private names of torch in any other module. Nothing is imported before a
-call.
+A private name may go with any version of torch. Then a function raises `MissingNameError`, which
+names the feature that needs it, or warns and returns what its substitute does, `otherwise`; its
+docstring says what is lost. tests/test_private.py tries each both ways, and refuses private names
+of torch in any other module. Nothing is imported before a call.
 """
 
 import functools
@@ -19,6 +18,9 @@ import torch
 
 from dlojz.course import UserError
 from dlojz.training.replaced import replaced
+
+ESTIMATE, TREES = "dlojz estimate", "dlojz estimate and dlojz worth"  # features
+COMPILATIONS = "a list of compilations"
 
 
 class MissingNameError(UserError):
@@ -64,10 +66,7 @@ def otherwise(instead):
 
 
 def dispatch_mode() -> type:
-    """Return the base class of modes that see each operation, which has no public name.
-
-    Without it `dlojz estimate`, `dlojz worth` and notebook 04c end with a sentence.
-    """
+    """Return the base class of modes that see each operation, which has no public name."""
     return named("torch.utils._python_dispatch:TorchDispatchMode", "a list of operations")
 
 
@@ -82,37 +81,26 @@ def dispatch_modes() -> set[str]:
 
 
 def without_modes():
-    """Return a context in which no dispatch mode sees an operation.
-
-    Without it `dlojz estimate` ends with a sentence.
-    """
-    return named("torch.utils._python_dispatch:_disable_current_modes", "dlojz estimate")()
+    """Return a context in which no dispatch mode sees an operation."""
+    return named("torch.utils._python_dispatch:_disable_current_modes", ESTIMATE)()
 
 
 def in_backward() -> bool:
-    """Return whether the present operation belongs to a backward pass.
-
-    Without it the check of notebook 04c ends with a sentence.
-    """
+    """Return whether the present operation belongs to a backward pass."""
     return named("torch:_C._current_autograd_node", "a count of operations by pass")() is not None
 
 
 def tree_map(function, tree):
-    """Return nested lists, tuples and dicts with the function applied to each leaf.
-
-    Without it `dlojz estimate` and `dlojz worth` end with a sentence.
-    """
-    return named("torch.utils._pytree:tree_map", "dlojz estimate and dlojz worth")(function, tree)
+    """Return nested lists, tuples and dicts with the function applied to each leaf."""
+    return named("torch.utils._pytree:tree_map", TREES)(function, tree)
 
 
 def tree_leaves(tree) -> list:
-    """Return the leaves of nested lists, tuples and dicts; see `tree_map`."""
-    return named("torch.utils._pytree:tree_leaves", "dlojz estimate and dlojz worth")(tree)
+    """Return the leaves of nested lists, tuples and dicts."""
+    return named("torch.utils._pytree:tree_leaves", TREES)(tree)
 
 
-# The memory of a step. By default, `dlojz estimate` ends with a sentence if a name is missing.
-
-ESTIMATE = "dlojz estimate"
+# The memory of a step ----------------------------------------------------------------------------
 
 
 def fake_mode():
@@ -210,42 +198,33 @@ class _Kept(list):
 
 
 def compilations() -> list:
-    """Return torch.compile's records of the compilations that ended with a graph.
-
-    Without it notebook 09 can't show the compiled functions, and the reasons of recompilations.
-    """
-    noted = named("torch._dynamo.utils:get_compilation_metrics", "a list of compilations")()
+    """Return torch.compile's records of the compilations that ended with a graph."""
+    noted = named("torch._dynamo.utils:get_compilation_metrics", COMPILATIONS)()
     return [each for each in noted if each.has_guarded_code]
 
 
 def forget_compilations():
     """Empty the list of `compilations`."""
-    named("torch._dynamo.utils:clear_compilation_metrics", "a list of compilations")()
+    named("torch._dynamo.utils:clear_compilation_metrics", COMPILATIONS)()
 
 
 def explain(model, *inputs):
-    """Return the places and reasons of a model's graph breaks, which notebook 09 shows."""
+    """Return the places and reasons of a model's graph breaks."""
     return named("torch._dynamo:explain", "the reasons of graph breaks")(model)(*inputs)
 
 
 def backend(name: str):
-    """Return a backend of torch.compile, to wrap in one of ours; else notebook 09 can't count."""
+    """Return a backend of torch.compile, to wrap in one of ours."""
     return named("torch._dynamo:lookup_backend", "a count of graphs")(name)
 
 
 def ignores_errors() -> bool:
-    """Return whether a failed compilation silently runs eager, as a repair may request.
-
-    Without it the check of 09's repair ends with a sentence.
-    """
+    """Return whether a failed compilation silently runs eager, as a repair may request."""
     return named("torch._dynamo.config:suppress_errors", "the check of a repair")
 
 
 def empty_compile_cache(folder: str):
-    """Return a context in which torch.compile's caches are in this folder, and empty in memory.
-
-    Without it `dlojz worth` ends with a sentence.
-    """
+    """Return a context in which torch.compile's caches are in this folder, and empty in memory."""
     return named("torch._inductor.utils:fresh_cache", "dlojz worth")(dir=folder, delete=False)
 
 
@@ -307,10 +286,7 @@ def event_type() -> type:
 
 
 def own_buffers(module) -> dict:
-    """Return a module's own buffers by name, without its methods, which a trainer may replace.
-
-    Without torch's dictionary the check of any run ends with a sentence.
-    """
+    """Return a module's own buffers by name, without its methods, which a trainer may replace."""
     return _kept_by(module, "_buffers")
 
 
@@ -340,11 +316,7 @@ def ddp_facts(model) -> dict:
 
 
 def default_store():
-    """Return the store through which the processes of a run met, for notes to each other.
-
-    Without it the check of a run in several processes, and saving them on demand, end with a
-    sentence.
-    """
+    """Return the store through which the processes of a run met, for notes to each other."""
     path = "torch.distributed.distributed_c10d:_get_default_store"
     return named(path, "a note for the other processes")()
 
