@@ -13,7 +13,7 @@ import forking
 import psutil
 import pytest
 import stand_in
-from programs import load, load_file
+from programs import experiment_file, load_file, run_main
 
 from dlojz import course
 
@@ -123,17 +123,9 @@ def script(course_folder):
 
 
 @pytest.fixture
-def ran(tmp_path, monkeypatch):
+def ran(tmp_path):
     """Run an experiment in this process: ran(name, *flags) -> its folder."""
-
-    def run(name, *flags):
-        monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / name))
-        monkeypatch.setattr(sys, "argv", [name, *flags])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        load(name).main()
-        return tmp_path / name
-
-    return run
+    return lambda name, *flags: run_main(experiment_file(f"{name}.py"), tmp_path / name, *flags)
 
 
 @pytest.fixture

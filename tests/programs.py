@@ -4,6 +4,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parent.parent
 
 
@@ -16,6 +18,17 @@ def experiment_file(name) -> Path:
 def load(name):
     """Import an experiment."""
     return load_file(experiment_file(f"{name}.py"))
+
+
+def run_main(file, folder, *flags) -> Path:
+    """Run a program's main in this process; return the folder of its log."""
+    module = load_file(file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(file), *map(str, flags)])
+        patch.setattr(sys, "excepthook", sys.excepthook)
+        patch.setenv("DLOJZ_RUN", str(folder))
+        module.main()
+    return folder
 
 
 def load_file(path):

@@ -10,7 +10,7 @@ import matplotlib as mpl
 import pytest
 from claims import claims
 from logs import with_cases
-from programs import REPOSITORY, experiment_file, load
+from programs import REPOSITORY, experiment_file, load, run_main
 
 mpl.use("Agg")
 import torch
@@ -43,12 +43,7 @@ def way(step_ms, first_s=None):
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory):
     """The cases of experiments/graphs.py, run once."""
-    folder, module = tmp_path_factory.mktemp("graphs"), load("graphs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["graphs.py"])
-        patch.setattr("sys.excepthook", None)
-        patch.setenv("DLOJZ_RUN", str(folder))
-        module.main()
+    folder = run_main(experiment_file("graphs.py"), tmp_path_factory.mktemp("graphs"))
     torch.compiler.reset()
     return folder
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 from claims import claims
-from logs import with_cases
-from programs import experiment_file, load
+from logs import with_cases, write_log
+from programs import experiment_file, load, run_main
 
 mpl.use("Agg")
 import torch
@@ -28,6 +28,7 @@ from dlojz.estimate import estimate
 from dlojz.figures import plans as memory
 from dlojz.launch import Request, series
 from dlojz.runs import log
+from dlojz.runs.folder import events_file
 from dlojz.training import imports, models
 from dlojz.widgets.answer import ANSWERS
 
@@ -41,13 +42,20 @@ BLOCK = 4 * 128 * 129 + 2 * 128 * 512 + 512 + 128 + 4 * 128  # of one of its fou
 
 
 @pytest.fixture(scope="module")
-def two():
-    """The run of experiments/sharding.py in two processes."""
-    flags = "-b 2 --steps 3 --rounds 1".split()
-    entry = series.Entry("sharding", experiment_file("sharding.py"), flags)
-    job = series.submit([entry], Request(name="sharding", n_gpu=2))
+def in_twos():
+    """The folders of experiments/sharding.py in two processes, each way and in two parts."""
+    common = "-b 2 --rounds 1"
+    flags = {"two": f"{common} --steps 3", "parts": f"{common} --compare parts --steps 2"}
+    program = experiment_file("sharding.py")
+    entries = [series.Entry(name, program, words.split()) for name, words in flags.items()]
+    job = series.submit(entries, Request(name="sharding", n_gpu=2))
     assert job.wait() == launch.State.COMPLETED, job.explain()
-    return series.folders(job)["sharding"]
+    return series.folders(job)
+
+
+@pytest.fixture
+def two(in_twos):
+    return in_twos["two"]
 
 
 def called(run, way):
@@ -186,15 +194,9 @@ def test_four_processes_train_two_copies_in_two_shards(tmp_path):
         assert found == expected
 
 
-@pytest.fixture(scope="module")
-def in_parts():
-    """A run that compares ways to train on a batch in two parts, in two processes."""
-    flags = "--compare parts -b 2 --steps 2 --rounds 1".split()
-    job = series.submit(
-        [series.Entry("parts", experiment_file("sharding.py"), flags)], Request(name="p", n_gpu=2)
-    )
-    assert job.wait() == launch.State.COMPLETED, job.explain()
-    return series.folders(job)["parts"]
+@pytest.fixture
+def in_parts(in_twos):
+    return in_twos["parts"]
 
 
 def test_one_exchange_saves_reduce_scatters_and_keeps_whole_gradients(in_parts):
@@ -285,17 +287,11 @@ def test_on_a_gpu_the_rest_of_the_peak_is_activations(tmp_path):
 
 def trained(folder, held, peak_bytes=None):
     """The logs of the trainer in two processes that hold as much."""
-    folder.mkdir()
     memory = {"device_peak_bytes": peak_bytes} if peak_bytes else {"process_peak_bytes": 9e9}
-    share = {"event": "evidence", "when": "share", "placements": {}, "held": held, "whole": held}
-    events = [
-        {"event": "start", "schema": 2, "size": 2, "arguments": {}},
-        share | {"units": 0, "again": 0},
-        {"event": "memory"} | memory,
-        {"event": "end", "outcome": "completed"},
-    ]
-    for name in ("events.jsonl", "events.rank1.jsonl"):
-        (folder / name).write_text("".join(json.dumps(event) + "\n" for event in events))
+    share = {"when": "share", "placements": {}, "held": held, "whole": held, "units": 0, "again": 0}
+    for rank in (0, 1):
+        file = events_file(folder, rank)
+        write_log(file, 0, rank=rank, size=2, window=None, evidence=share, memory=memory)
     return folder
 
 
@@ -336,11 +332,11 @@ def test_losses_and_gradients_are_compared_with_the_first_way(tmp_path):
 # Padding -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def padding(train, tmp_path):
+@pytest.fixture(scope="module")
+def padding(tmp_path_factory):
     """The run of experiments/padding.py on up to 64 GPUs."""
-    train(experiment_file("padding.py"), tmp_path, "--gpus", 2, 8, 64)
-    return tmp_path
+    folder = tmp_path_factory.mktemp("padding")
+    return run_main(experiment_file("padding.py"), folder, "--gpus", 2, 8, 64)
 
 
 def test_a_dimension_that_is_too_short_is_padded_to_one_for_each_gpu(padding):
@@ -388,13 +384,8 @@ def test_fsdp2_refuses_to_cut_another_dimension_unevenly():
 @pytest.fixture(scope="module")
 def recompute(tmp_path_factory):
     """The run of experiments/recompute.py, with a small batch."""
-    folder, module = tmp_path_factory.mktemp("recompute"), load("recompute")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["recompute.py", "-b", "2", "--rounds", "2"])
-        patch.setattr("sys.excepthook", None)
-        patch.setenv("DLOJZ_RUN", str(folder))
-        module.main()
-    return folder
+    folder = tmp_path_factory.mktemp("recompute")
+    return run_main(experiment_file("recompute.py"), folder, "-b", 2, "--rounds", 2)
 
 
 def test_what_is_kept_is_less_and_the_gradients_are_the_same(recompute):
@@ -493,18 +484,20 @@ def test_what_fits_is_drawn_with_the_cards():
     assert peaks["8 GPUs, FSDP, checkpointing"] < peaks["8 GPUs, FSDP"] < 80e9 < peaks["1 GPU"]
 
 
-def test_a_run_of_another_experiment_is_refused():
-    other = runs.recorded("cpu/11-padding")
-    for figure, name in {
-        figures.collectives: "sharding",
-        figures.plot_held: "sharding",
-        figures.plot_recompute: "recompute",
-        figures.plot_fits: "fits",
-    }.items():
-        with pytest.raises(UserError, match=rf"expected a run of {name}\.py"):
-            figure(other)
-    with pytest.raises(UserError, match=r"expected a run of padding\.py"):
-        figures.padding(runs.recorded("cpu/11-fits"))
+@pytest.mark.parametrize(
+    ("figure", "name"),
+    [
+        (figures.collectives, "sharding"),
+        (figures.plot_held, "sharding"),
+        (figures.plot_recompute, "recompute"),
+        (figures.plot_fits, "fits"),
+        (figures.padding, "padding"),
+    ],
+)
+def test_a_run_of_another_experiment_is_refused(figure, name):
+    other = runs.recorded("cpu/11-fits" if name == "padding" else "cpu/11-padding")
+    with pytest.raises(UserError, match=rf"expected a run of {name}\.py"):
+        figure(other)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from made import torchrun
+from programs import run_main
 
 from dlojz import course, launch
 from dlojz.launch import Request, series
@@ -50,17 +51,23 @@ def test_every_solution_trains(solution, all_steps):
     assert not (folder / "checkpoint.pt").exists(), "a test run saves nothing unless asked"
 
 
-def test_loss_and_accuracy_of_an_epoch_are_those_of_its_images(images, tmp_path, train):
-    train(STEPS[0], tmp_path, *SMOKE, "--data", images, "--lr", 1e-9)
-    run = log.read(tmp_path)
-    assert run.epochs[0]["train_loss"] == pytest.approx(sum(run.steps.loss) / len(run.steps))
+@pytest.fixture(scope="module")
+def usual(images, tmp_path_factory):
+    """The folder of a run of two epochs, with its checkpoint."""
+    folder = tmp_path_factory.mktemp("usual")
+    return run_main(STEPS[0], folder, *SMOKE, "--data", images, "-e", 2, "--lr", 0.5)
+
+
+def test_loss_and_accuracy_of_an_epoch_are_those_of_its_images(usual):
+    run = log.read(usual)
+    half = len(run.steps) // 2
+    assert run.epochs[0]["train_loss"] == pytest.approx(sum(run.steps.loss[:half]) / half)
     assert 0 <= run.epochs[0]["val_accuracy"] <= 1
-    assert sum(run.steps.images) == 64
+    assert sum(run.steps.images) == 2 * 64
 
 
-def test_the_schedule_is_as_long_as_the_run(images, tmp_path, train):
-    train(STEPS[0], tmp_path, *SMOKE, "--data", images, "-e", 2, "--lr", 0.5)
-    lr = list(log.read(tmp_path).steps.lr)
+def test_the_schedule_is_as_long_as_the_run(usual):
+    lr = list(log.read(usual).steps.lr)
     assert len(lr) == 16
     assert max(lr) == pytest.approx(0.5, rel=0.05)
     assert lr[-1] < 0.01
@@ -84,9 +91,10 @@ def test_a_batch_larger_than_the_set_is_refused(images, tmp_path, train):
         train(STEPS[0], tmp_path, *flags)
 
 
-@pytest.mark.parametrize("every", [3, 11], ids=["in an epoch", "at its end"])
 @pytest.mark.parametrize(
-    ("model", "workers"), [("shufflenet_v2_x0_5", 0), ("mobilenet_v3_small", 1)]
+    ("every", "model", "workers"),
+    [(3, "mobilenet_v3_small", 1), (11, "shufflenet_v2_x0_5", 0)],
+    ids=["in an epoch", "at its end"],
 )
 def test_a_resumed_run_is_identical_to_the_bit(
     every, model, workers, images, tmp_path, train, stop_at_first_save
@@ -146,28 +154,23 @@ def test_sigusr1_saves_after_the_step(images, tmp_path):
     ("changed", "message"),
     [
         (("-b", "4"), "batch_size 8, this run has 4"),
-        (("--lr", "0.5"), "lr 0.1, this run has 0.5"),
+        (("--lr", "0.1"), "lr 0.5, this run has 0.1"),
         (("--image-size", "64"), "image_size 32, this run has 64"),
-        (("-e", "3"), "total_steps 8, this run has 24"),
+        (("-e", "3"), "total_steps 16, this run has 24"),
         (("--seed", "1"), "seed 0, this run has 1"),
         (("--model", "resnet34"), "model 'shufflenet_v2_x0_5', this run has 'resnet34'"),
         (("--accumulate", "2"), "accumulate 1, this run has 2"),
+        ((), "world_size 1, this run has 2"),
     ],
 )
-def test_resuming_with_something_else_is_refused(changed, message, images, tmp_path, train):
-    file = tmp_path / "saved.pt"
-    train(STEPS[0], tmp_path / "a", *SMOKE, "--data", images, "--checkpoint", file)
-    flags = [*SMOKE, "--data", images, *changed, "--resume", file]
+def test_resuming_with_something_else_is_refused(
+    changed, message, images, usual, tmp_path, train, monkeypatch
+):
+    if not changed:
+        monkeypatch.setattr(checkpoint, "idr_torch", SimpleNamespace(size=2))
+    same = [*SMOKE, "--data", images, "-e", 2, "--lr", 0.5]
     with pytest.raises(checkpoint.CheckpointError, match=message):
-        train(STEPS[0], tmp_path / "b", *flags)
-
-
-def test_resuming_with_another_world_size_is_refused(images, tmp_path, train, monkeypatch):
-    file = tmp_path / "saved.pt"
-    train(STEPS[0], tmp_path / "a", *SMOKE, "--data", images, "--checkpoint", file)
-    monkeypatch.setattr(checkpoint, "idr_torch", SimpleNamespace(size=2))
-    with pytest.raises(checkpoint.CheckpointError, match="world_size 1, this run has 2"):
-        train(STEPS[0], tmp_path / "b", *SMOKE, "--data", images, "--resume", file)
+        train(STEPS[0], tmp_path, *same, *changed, "--resume", usual / "checkpoint.pt")
 
 
 def test_a_checkpoint_is_not_overwritten_silently(images, tmp_path, train, capsys):
@@ -196,29 +199,31 @@ def test_bad_flags_say_what_is_wrong(flags, message, tmp_path, train, capsys):
     assert message in capsys.readouterr().err
 
 
+def by_hand(*flags, **environment):
+    """Run the starter without the launcher."""
+    command = [PYTHON, STEPS[0], *SMOKE, *flags]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
 def test_a_folder_without_images_is_told_without_a_traceback(tmp_path):
-    command = [PYTHON, STEPS[0], *SMOKE, "--data", "a'; echo foo"]
-    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = by_hand("--data", "a'; echo foo", DLOJZ_RUN=str(tmp_path))
     assert done.returncode != 0
     assert "no images in" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_out_of_memory_is_logged_as_such(tmp_path):
-    command = [PYTHON, STEPS[0], *SMOKE, "--test", "--data", "synthetic", *TOO_LARGE]
-    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
-    assert subprocess.run(command, env=environment, capture_output=True).returncode == 1
+    flags = ("--test", "--data", "synthetic", *TOO_LARGE)
+    assert by_hand(*flags, DLOJZ_RUN=str(tmp_path)).returncode == 1
     assert summary(tmp_path).state == "OUT_OF_MEMORY"
 
 
-def test_several_processes_by_hand_need_a_folder(tmp_path):
-    environment = {k: v for k, v in os.environ.items() if k != "DLOJZ_RUN"}
-    environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+def test_several_processes_by_hand_need_a_folder(monkeypatch):
+    monkeypatch.delenv("DLOJZ_RUN", raising=False)
+    environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    command = [PYTHON, STEPS[0], *SMOKE, "--test", "--data", "synthetic"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert "set DLOJZ_RUN" in done.stderr
+    assert "set DLOJZ_RUN" in by_hand("--test", "--data", "synthetic", **environment).stderr
 
 
 # Several processes: from step 06 on ------------------------------------------------------------
@@ -229,33 +234,47 @@ AS_ONE = "--test -b 4 --precision fp32 --clip-norm 1".split()  # as one process 
 
 
 @pytest.fixture(scope="module")
-def in_pairs(images):
-    """Runs of 06 on two processes, in one job: {name: its logs, by rank}."""
+def half(tmp_path_factory):
+    """The checkpoint of the run "stopped", in the middle of an epoch."""
+    return tmp_path_factory.mktemp("stopped") / "half.pt"
+
+
+@pytest.fixture(scope="module")
+def in_pairs(images, half):
+    """Runs of 06 on two processes, in one job: {name: its logs, by rank}.
+
+    The run "stopped" ends after it has saved in the middle of an epoch, "rest" goes on from there.
+    """
+    stopping, saves = half.with_name("stopping.py"), "args, epoch, step + 1)\n"
+    ends = "            torch.distributed.barrier(); raise SystemExit('stopped')\n"
+    text = DDP.read_text()
+    assert text.count(saves) == 1
+    stopping.write_text(text.replace(saves, saves + ends))
     common = [*SMOKE, "--data", str(images)]
+    whole = [*common, *TWO_EPOCHS]
     flags = {
         "two": [*common, *AS_ONE, "--test-nsteps", "4"],
         "saves": [*common, "--checkpoint", "{run}/end.pt"],
-        "whole": [*common, *TWO_EPOCHS],
+        "whole": whole,
+        "stopped": [*whole, "--checkpoint", str(half)],
+        "rest": [*whole, "--resume", str(half)],
     }
-    entries = [series.Entry(name, DDP, words) for name, words in flags.items()]
+    entries = [
+        series.Entry(name, stopping if name == "stopped" else DDP, words)
+        for name, words in flags.items()
+    ]
     job = series.submit(entries, Request(name="in-pairs", n_gpu=2))
-    assert job.wait() == launch.State.COMPLETED, job.explain()
+    job.wait()
     return {name: log.read_ranks(folder) for name, folder in series.folders(job).items()}
-
-
-def train_with(processes, folder, *flags):
-    """Run the solution of 06 on so many processes; their logs, by rank."""
-    command = torchrun(DDP, flags, processes)
-    environment = {**os.environ, "DLOJZ_RUN": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return log.read_ranks(folder)
 
 
 def test_two_processes_train_as_one_that_accumulates_the_same_batches(images, tmp_path, in_pairs):
     """The losses of each batch, pointwise: the same images, batch statistics and updates."""
     flags = [*SMOKE, "--data", images, *AS_ONE, "--accumulate", 2, "--test-nsteps", 8]
-    (one,), two = train_with(1, tmp_path, *flags), in_pairs["two"]
+    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(torchrun(DDP, flags, 1), env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    one, two = log.read(tmp_path), in_pairs["two"]
     for rank in (0, 1):
         assert list(two[rank].steps.loss) == pytest.approx(list(one.steps.loss)[rank::2], rel=2e-4)
     assert one.whole.optimizer_steps == two[0].whole.optimizer_steps
@@ -274,25 +293,8 @@ def test_processes_share_the_images_and_hold_the_same_weights(in_pairs):
     assert [end.saves for end in ends] == [1, 0], "one process writes"
 
 
-def stopped_at_its_first_checkpoint(folder, *flags):
-    """Train 06 on two processes until they have saved in the middle of an epoch; the checkpoint."""
-    dies, half, saves = (
-        folder / "dies.py",
-        folder / "half.pt",
-        "save(training, args, epoch, step + 1)",
-    )
-    ends = "torch.distributed.barrier(); import os; os._exit(0)"
-    dies.write_text(DDP.read_text().replace(saves, f"{saves}; {ends}"))
-    command = torchrun(dies, (*flags, "--checkpoint", half), 2)
-    environment = {**os.environ, "DLOJZ_RUN": str(folder / "first"), "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, env=environment, check=True, capture_output=True)
-    return half
-
-
-def test_a_resume_on_two_processes_is_identical(images, tmp_path, in_pairs):
+def test_a_resume_on_two_processes_is_identical(in_pairs, half):
     """Losses to the bit, and what each process knows alone: its share of the epoch's mean."""
-    flags = [*SMOKE, "--data", images, *TWO_EPOCHS]
-    half = stopped_at_its_first_checkpoint(tmp_path, *flags)
     saved = torch.load(half, weights_only=True)
     assert (saved["epoch"], saved["step"]) == (0, 2)
     metrics, statistics = (
@@ -302,8 +304,7 @@ def test_a_resume_on_two_processes_is_identical(images, tmp_path, in_pairs):
     assert not statistics[0]["module.conv1.1.running_mean"].equal(
         statistics[1]["module.conv1.1.running_mean"]
     )
-    rest = train_with(2, tmp_path / "rest", *flags, "--checkpoint", half, "--resume", half)
-    for a, b in zip(in_pairs["whole"], rest, strict=True):
+    for a, b in zip(in_pairs["whole"], in_pairs["rest"], strict=True):
         assert 0 < len(b.steps) < len(a.steps)
         assert list(b.steps.loss) == list(a.steps.loss)[-len(b.steps) :]
         assert b.epochs == a.epochs
