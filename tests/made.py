@@ -144,6 +144,14 @@ def repaired(source, folder, monkeypatch):
     return module
 
 
+def spoilt(content, draw, most=20, among=None):
+    """Return bytes of which a few, drawn from the first ones, are others."""
+    found = bytearray(content)
+    for _ in range(draw.randint(1, most)):
+        found[draw.randrange(min(len(found), among or len(found)))] = draw.randrange(256)
+    return bytes(found)
+
+
 def a_training(width=4):
     """All parts of a training, of a model small enough to save a thousand times."""
     import torch

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from made import a_training, the_args
+from made import a_training, spoilt, the_args
 
 from dlojz.training import checkpoint
 
@@ -33,36 +33,25 @@ def test_a_checkpoint_brings_everything_back(saved):
         assert torch.equal(weight, other.model.state_dict()[name]), name
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "FileNotFoundError"),
-        (b"", "it is empty"),
-        (b"not a checkpoint", "not a checkpoint of this trainer"),
-        (b"PK\x03\x04 torn", "not a checkpoint of this trainer"),
-    ],
-)
-def test_an_unreadable_checkpoint_is_refused(content, message, tmp_path):
-    args = the_args(tmp_path / "saved.pt")
-    if content is not None:
-        args.resume.write_bytes(content)
-    with pytest.raises(checkpoint.CheckpointError, match=message) as refused:
-        checkpoint.load(a_training(), args)
-    assert str(args.resume) in str(refused.value)
-    assert "runs/0001/checkpoint.pt" in str(refused.value), "what to type"
+def holding(content):
+    return lambda file: file.write_bytes(content)
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("place", "message"),
     [
+        (lambda file: None, "FileNotFoundError"),
+        (holding(b""), "it is empty"),
+        (holding(b"not a checkpoint"), "not a checkpoint of this trainer"),
+        (holding(b"PK\x03\x04 torn"), "not a checkpoint of this trainer.*runs/0001/checkpoint.pt"),
         (os.mkfifo, "it is not a regular file"),
         (lambda file: file.symlink_to("/dev/zero"), "it is not a regular file"),
         (lambda file: file.symlink_to(file), "OSError"),
         (os.mkdir, r"no checkpoint of this trainer \(latest: FileNotFoundError"),
     ],
 )
-def test_what_is_no_file_is_refused_at_once(place, message, tmp_path):
+def test_what_is_no_checkpoint_is_refused_at_once(place, message, tmp_path):
     args = the_args(tmp_path / "saved.pt")
     place(args.resume)
     with pytest.raises(checkpoint.CheckpointError, match=message) as refused:
@@ -120,20 +109,11 @@ def test_a_damaged_checkpoint_says_what_is_wrong_with_it(damage, message, saved)
     assert str(args.resume) in str(refused.value)
 
 
-def test_a_checkpoint_of_another_model_is_refused(saved):
-    _, args = saved
-    with pytest.raises(checkpoint.CheckpointError, match="its 'model' does not fit"):
-        checkpoint.load(a_training(width=5), args)
-
-
 def test_whatever_bytes_change_the_error_is_ours(saved):
     _, args = saved
     whole, draw = args.resume.read_bytes(), random.Random(0)
     for _ in range(300):
-        content = bytearray(whole)
-        for _ in range(draw.randint(1, 20)):
-            content[draw.randrange(len(content))] = draw.randrange(256)
-        args.resume.write_bytes(content)
+        args.resume.write_bytes(spoilt(whole, draw))
         with warnings.catch_warnings(action="ignore"):  # torch wonders at what it finds
             try:
                 checkpoint.load(a_training(), args)

@@ -11,6 +11,7 @@ from contextlib import nullcontext, suppress
 from itertools import islice
 from types import SimpleNamespace
 
+import made
 import pytest
 import torch
 import torchvision
@@ -52,13 +53,9 @@ def same(a, b):
     )
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_workers_change_nothing(images, workers):
-    assert same(batches(images), batches(images, workers))
-
-
-def test_persistent_workers_see_the_next_epoch(images):
-    assert same(batches(images, 0, epoch=1), batches(images, 2, epoch=1))
+@pytest.mark.parametrize(("workers", "epoch"), [(1, 0), (3, 0), (2, 1)])
+def test_neither_workers_nor_their_second_epoch_change_anything(images, workers, epoch):
+    assert same(batches(images, 0, epoch), batches(images, workers, epoch))
 
 
 def test_epochs_and_seeds_differ(images):
@@ -96,29 +93,19 @@ def test_a_samples_draws_leave_the_generator_as_it_was():
     assert torch.equal(torch.rand(3), expected)
     with data.draws_of(0, 1, 2):
         assert torch.equal(torch.rand(3), inside)
-    with data.draws_of(0, 2, 1):
-        assert not torch.equal(torch.rand(3), inside)
-
-
-def test_the_generator_is_put_back_after_an_error():
     before = torch.get_rng_state()
-
-    def fail():
-        with data.draws_of(0, 0, 0):
-            torch.rand(1)
-            raise OSError("a broken file")
-
-    with pytest.raises(OSError, match="broken"):
-        fail()
+    with suppress(OSError), data.draws_of(0, 2, 1):
+        assert not torch.equal(torch.rand(3), inside)
+        raise OSError("a broken file")
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_the_steps_of_an_epoch_count_the_last_batch():
+@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [8, 8, 4]), (True, [8, 8])])
+def test_the_steps_of_an_epoch_count_the_last_batch(drop_last, sizes):
     sampler = torch.utils.data.DistributedSampler(range(20), 1, 0)
-    assert len(data.Batches(sampler, 8, drop_last=False)) == 3
-    assert len(data.Batches(sampler, 8, drop_last=True)) == 2
-    assert [len(b) for b in data.Batches(sampler, 8, drop_last=False)] == [8, 8, 4]
-    assert [len(b) for b in data.Batches(sampler, 8, drop_last=True)] == [8, 8]
+    found = data.Batches(sampler, 8, drop_last)
+    assert len(found) == len(sizes)
+    assert [len(batch) for batch in found] == sizes
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, 8])
@@ -141,30 +128,27 @@ def test_a_validation_of_fewer_images_than_processes_still_runs():
     assert list(data.Batches(sampler, 8)) == [[(0, 0)]]
 
 
+def synthetic(image_size, batch_size):
+    args = SimpleNamespace(data="synthetic", seed=0, image_size=image_size, batch_size=batch_size)
+    args.pin_memory = False
+    return data.open_set(args, "train", pil_loader, None)
+
+
 def test_synthetic_batches_are_fixed_and_stay_in_memory():
-    args = SimpleNamespace(data="synthetic", seed=0, image_size=16, pin_memory=False, batch_size=6)
-    dataset, again = (
-        data.open_set(args, "train", pil_loader, None),
-        data.open_set(args, "train", pil_loader, None),
-    )
+    dataset, again, short = (synthetic(16, 6) for _ in range(3))
     keys = [(0, i) for i in range(6)]
     images, labels = dataset.__getitems__(keys)
-    assert images.dtype == torch.uint8
-    assert images.shape == (6, 3, 16, 16)
+    assert (images.dtype, images.shape) == (torch.uint8, (6, 3, 16, 16))
     assert len(labels) == 6
     assert torch.equal(images, again.__getitems__(keys)[0])
     assert images.data_ptr() == dataset.__getitems__(keys)[0].data_ptr()
     assert len(dataset) == 1_281_167
-    short = data.open_set(
-        args, "train", pil_loader, None
-    )  # a run that begins with a last, smaller batch
-    assert torch.equal(short.__getitems__(keys[:2])[1], labels[:2])
+    assert torch.equal(short.__getitems__(keys[:2])[1], labels[:2]), "it begins with a small batch"
 
 
 def test_synthetic_batches_differ():
     """With two of them, a model sees the same batch in every second step."""
-    args = SimpleNamespace(data="synthetic", seed=0, image_size=4, pin_memory=False, batch_size=8)
-    dataset = data.open_set(args, "train", pil_loader, None)
+    dataset = synthetic(4, 8)
     sampler = torch.utils.data.DistributedSampler(dataset, 1, 0, seed=0)
     batches = islice(data.Batches(sampler, 8), 30)
     seen = {dataset.__getitems__(keys)[0].numpy().tobytes() for keys in batches}
@@ -174,8 +158,7 @@ def test_synthetic_batches_differ():
 
 
 def test_synthetic_pixels_are_uniform_in_all_sizes():
-    args = SimpleNamespace(data="synthetic", seed=0, image_size=65, pin_memory=False, batch_size=15)
-    images, _ = data.open_set(args, "train", pil_loader, None)._resident()
+    images, _ = synthetic(65, 15)._resident()
     assert images.numel() % 8, "not a whole number of draws"
     counts = torch.bincount(images.flatten().int(), minlength=256).double()
     expected = images.numel() / 256
@@ -234,13 +217,6 @@ def test_a_foreign_file_with_the_markers_name_is_left_alone(folders, text):
     assert len(data.Images(folders, "train", 0)) == 2
 
 
-def test_a_folder_without_classes_says_what_was_expected(tmp_path):
-    (tmp_path / "val").mkdir()
-    (tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG").touch()
-    with pytest.raises(data.DataError, match=r"one folder of JPEG files for each class.*sorted"):
-        data.Images(tmp_path, "val", 0)
-
-
 @pytest.fixture
 def folders(tmp_path):
     """train/ and val/, each with the classes c0 and c1 of one (empty) file."""
@@ -251,61 +227,45 @@ def folders(tmp_path):
     return tmp_path
 
 
-BROKEN = {
-    "a link to a folder above": (
-        lambda root: (root / "train/c0/loop").symlink_to(".."),
-        r"train/c0/loop is a link to .*train, which leads back to the link",
-    ),
-    "a link above the images": (
-        lambda root: (root / "train/c0/loop").symlink_to("/"),
-        r"loop is a link to /, which leads back",
-    ),
-    "a class that is a link to all": (
-        lambda root: (root / "train/c2").symlink_to("."),
-        r"train/c2 is a link to .*train, which leads back",
-    ),
-    "two links to each other's folder": (
-        lambda root: [
-            (root / "train/c0/a").symlink_to("../c1"),
-            (root / "train/c1/b").symlink_to("../c0"),
-        ],
-        r"train/c0/a/b is a link to .*c0, which leads back",
-    ),
-    "a pipe": (
-        lambda root: os.mkfifo(root / "train/c0/y.JPEG"),
-        r"train/c0/y\.JPEG is not a file",
-    ),
-    "a link to nothing": (
-        lambda root: (root / "train/c0/y.JPEG").symlink_to("nothing"),
-        r"train/c0/y\.JPEG is not a file: a broken link",
-    ),
-    "a link to itself": (
-        lambda root: (root / "train/c0/y.JPEG").symlink_to("y.JPEG"),
-        r"train/c0/y\.JPEG is not a file: a broken link",
-    ),
-    "a class without an image": (
-        lambda root: (root / "train/c1/x.JPEG").unlink(),
-        r"train: no image in 'c1'\. Expected",
-    ),
-    "a class without a name in UTF-8": (
-        lambda root: os.mkdir(os.fsencode(root) + b"/train/\xff"),
-        r"train: no image in '\\udcff'",
-    ),
-    "a val without one class": (
-        lambda root: shutil.rmtree(root / "val/c0"),
-        r"train/ and val/ have different class folders \(only in train/: 'c0'\)",
-    ),
-    "a val with one class more": (
-        lambda root: (root / "val/c2").mkdir(),
-        r"different class folders \(only in val/: 'c2'\).*Make them alike",
-    ),
-}
+def link(path, to):
+    return lambda root: (root / path).symlink_to(to)
+
+
+def two_links(root):
+    link("train/c0/a", "../c1")(root)
+    link("train/c1/b", "../c0")(root)
+
+
+def of_macos_alone(root):
+    (root / "train/c1/x.JPEG").rename(root / "train/c1/._x.JPEG")
+
+
+def without_classes(root):
+    for name in ("c0", "c1"):
+        shutil.rmtree(root / "val" / name)
+    (root / "val/ILSVRC2012_val_00000001.JPEG").touch()
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("case", BROKEN)
-def test_what_is_wrong_with_a_folder_of_images_is_named(folders, case):
-    damage, message = BROKEN[case]
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (link("train/c0/loop", ".."), "train/c0/loop is a link to .*train, which leads back to"),
+        (link("train/c0/loop", "/"), "loop is a link to /, which leads back"),
+        (link("train/c2", "."), "train/c2 is a link to .*train, which leads back"),
+        (two_links, "train/c0/a/b is a link to .*c0, which leads back"),
+        (lambda root: os.mkfifo(root / "train/c0/y.JPEG"), r"train/c0/y\.JPEG is not a file"),
+        (link("train/c0/y.JPEG", "nothing"), r"train/c0/y\.JPEG is not a file: a broken link"),
+        (link("train/c0/y.JPEG", "y.JPEG"), r"train/c0/y\.JPEG is not a file: a broken link"),
+        (lambda root: (root / "train/c1/x.JPEG").unlink(), r"train: no image in 'c1'\. Expected"),
+        (of_macos_alone, "train: no image in 'c1'"),
+        (lambda root: os.mkdir(os.fsencode(root) + b"/train/\xff"), r"no image in '\\udcff'"),
+        (lambda root: shutil.rmtree(root / "val/c0"), r"class folders \(only in train/: 'c0'\)"),
+        (lambda root: (root / "val/c2").mkdir(), r"\(only in val/: 'c2'\).*Make them alike"),
+        (without_classes, "one folder of JPEG files for each class.*sorted"),
+    ],
+)
+def test_what_is_wrong_with_a_folder_of_images_is_named(damage, message, folders):
     assert len(data.Images(folders, "train", 0)) == len(data.Images(folders, "val", 0)) == 2
     damage(folders)
     with pytest.raises(data.DataError, match=message):
@@ -336,12 +296,6 @@ def test_files_of_macos_are_left_out_and_named_once(folders, capsys):
     found = data.Images(folders, "train", 0)
     assert found.samples == usual
     assert f"{folders}/train: 2 files whose names begin with ._ are left" in capsys.readouterr().out
-
-
-def test_a_class_of_nothing_but_files_of_macos_has_no_image(folders):
-    (folders / "train/c1/x.JPEG").rename(folders / "train/c1/._x.JPEG")
-    with pytest.raises(data.DataError, match=r"train: no image in 'c1'"):
-        data.Images(folders, "train", 0)
 
 
 def test_no_file_is_asked_what_it_is(folders, monkeypatch):
@@ -404,18 +358,22 @@ ODD = {
 }
 
 
+both_decoders = pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])
+
+
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])
-@pytest.mark.parametrize("case", ODD)
-def test_what_decoders_do_not_agree_on_is_refused_before_it_is_decoded(decode, case, folders):
-    content, message = ODD[case]
+@both_decoders
+@pytest.mark.parametrize(("content", "message"), ODD.values(), ids=ODD)
+def test_what_decoders_do_not_agree_on_is_refused_before_it_is_decoded(
+    decode, content, message, folders
+):
     (folders / "train/c0/x.JPEG").write_bytes(content)
     with pytest.raises(data.DataError, match=message) as refused:
         data.Images(folders, "train", 0, decode)[0, 0]
     assert str(refused.value).startswith(f"{folders}/train/c0/x.JPEG: ")
 
 
-@pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])
+@both_decoders
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM"])
 @pytest.mark.filterwarnings("ignore")
 def test_whatever_bytes_change_the_error_names_the_file(decode, kind, folders):
@@ -423,15 +381,12 @@ def test_whatever_bytes_change_the_error_names_the_file(decode, kind, folders):
     whole = stored(Image.new("RGB", (16, 16)), kind)
     dataset = data.Images(folders, "train", 0, decode)
     for _ in range(60):
-        content = bytearray(whole)
-        for _ in range(draw.randint(1, 12)):
-            content[draw.randrange(min(len(content), 200))] = draw.randrange(256)
-        file.write_bytes(content)
+        file.write_bytes(made.spoilt(whole, draw, 12, 200))
         with suppress(data.DataError):
             dataset[0, 0]
 
 
-@pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])
+@both_decoders
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize(("most", "fits"), [(None, True), (128, True), (127, False)])
 @pytest.mark.filterwarnings("ignore:Image size")
@@ -445,12 +400,9 @@ def test_pils_limit_of_pixels_holds_for_all_decoders(
         data.Images(folders, "train", 0, decode)[0, 0]
 
 
-@pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])
+@both_decoders
 @pytest.mark.parametrize("content", [b"", b"no image", b"\xff\xd8\xff\xe0 cut"])
-def test_a_file_that_is_no_image_is_named(tmp_path, decode, content):
-    file = tmp_path / "train" / "n01" / "a'; echo foo.JPEG"
-    file.parent.mkdir(parents=True)
-    file.write_bytes(content)
-    dataset = data.Images(tmp_path, "train", 0, decode)
-    with pytest.raises(data.DataError, match=r"n01/a'; echo foo\.JPEG: not decoded: "):
-        dataset[0, 0]
+def test_a_file_that_is_no_image_is_named(folders, decode, content):
+    (folders / "train/c0/a'; echo foo.JPEG").write_bytes(content)
+    with pytest.raises(data.DataError, match=r"c0/a'; echo foo\.JPEG: not decoded: "):
+        data.Images(folders, "train", 0, decode)[0, 0]

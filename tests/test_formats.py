@@ -8,7 +8,7 @@ import matplotlib as mpl
 import pytest
 import torch
 import torchvision
-from logs import write_log
+from logs import experiment, write_log
 from programs import load
 
 mpl.use("Agg")
@@ -32,10 +32,7 @@ def measured(tmp_path):
             for unit, values in units.items()
             for where, value in values.items()
         ]
-        path = write_log(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl", steps=0, window=None)
-        with path.open("a") as file:
-            file.writelines(json.dumps(m) + "\n" for m in measures)
-        return path
+        return experiment(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl", *measures)
 
     return write
 
@@ -225,14 +222,6 @@ def test_the_footprint_is_stacked(measured):
     assert right.patches[0].get_width() == 5
 
 
-def with_precision(path, name, **changes):
-    run = write_log(path, device=True, **changes)
-    lines = [json.loads(line) for line in run.read_text().splitlines()]
-    lines[0]["arguments"]["precision"] = name
-    run.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return run
-
-
 def test_memory_is_split_into_what_is_fixed_and_what_a_batch_adds(tmp_path):
     runs = [
         write_log(tmp_path / f"{b}.jsonl", batch=b, device=True,
@@ -248,9 +237,10 @@ def test_memory_is_split_into_what_is_fixed_and_what_a_batch_adds(tmp_path):
 
 def test_each_precision_has_its_bar_and_what_did_not_fit_has_none(tmp_path):
     end = {"outcome": "out_of_memory", "time": "2026-01-02T03:05:05", "error": "CUDA out of memory"}
+    fp32, fp16 = ({"device": True, "arguments": {"precision": p}} for p in ("fp32", "fp16"))
     runs = [
-        with_precision(tmp_path / "a.jsonl", "fp32", steps=0, window=None, end=end),
-        with_precision(tmp_path / "b.jsonl", "fp16"),
+        write_log(tmp_path / "a.jsonl", steps=0, window=None, end=end, **fp32),
+        write_log(tmp_path / "b.jsonl", **fp16),
     ]
     speed, energy = figures.plot_precisions(runs)
     assert [p.get_height() for p in speed.patches] == [summary(runs[1]).images_per_s]

@@ -1,11 +1,9 @@
 """The loader's profile: py-spy's words read, and the experiment with a py-spy that is made up."""
 
-import json
-import stat
 import sys
 
 import pytest
-from logs import write_log
+from logs import with_cases, write_log
 from programs import experiment_file, load
 
 from dlojz.chapters.n05_dataloader import figures, spy
@@ -25,12 +23,9 @@ def made_up(monkeypatch, tmp_path):
     """Have py-spy do this, a line of Python; `output` is the file that it is to write."""
 
     def make(line):
-        program = tmp_path / "py-spy"
-        text = (
-            f"#!{sys.executable}\nimport sys\noutput = sys.argv[sys.argv.index('--output') + 1]\n"
-        )
-        program.write_text(text + line + "\n")
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        program, output = tmp_path / "py-spy", "sys.argv[sys.argv.index('--output') + 1]"
+        program.write_text(f"#!{sys.executable}\nimport sys\noutput = {output}\n{line}\n")
+        program.chmod(0o755)
         monkeypatch.setattr(spy, "program", lambda: str(program))
 
     return make
@@ -43,11 +38,7 @@ def recorded(path, **outside):
         ["<method 'resize' of 'ImagingCore' objects>", 10, 0.02],
     ]
     inside = {"seconds": 0.1, "images": 10, "functions": functions}
-    file = write_log(path / "events.jsonl", steps=0, window=None)
-    with open(file, "a") as out:
-        for who, seen in (("cProfile", inside), ("py-spy", outside)):
-            out.write(json.dumps({"event": "case", "case": who, **seen}) + "\n")
-    return file
+    return with_cases(path / "events.jsonl", {"cProfile": inside, "py-spy": outside})
 
 
 def test_py_spy_runs_the_program_that_it_watches(tmp_path):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import matplotlib as mpl
 import pytest
-from logs import trial, write_log
+from logs import trial, with_cases, write_log
 
 mpl.use("Agg")
 
@@ -19,23 +19,13 @@ SPEEDS = {
 }
 
 
-def experiment(path, cases, **changes):
-    """The log of an experiment with these cases: {name: fields}."""
-    nothing = {"window": None, "validation": None, "epoch": None, "memory": None}
-    write_log(path, steps=0, **nothing | changes)
-    lines = path.read_text().splitlines()
-    lines[2:2] = [json.dumps({"event": "case", "case": n} | c) for n, c in cases.items()]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 @pytest.fixture
 def decoders(tmp_path):
     cases = {n: {"kind": kind, "images_per_cpu_s": speeds} for n, (kind, speeds) in SPEEDS.items()}
     for batch, name in ((1, "nvJPEG, one by one"), (16, "nvJPEG, 16 in a batch")):
         speeds = [batch * 100, batch * 101]
         cases[name] = {"kind": "nvJPEG", "batch": batch, "images_per_s": speeds}
-    return experiment(tmp_path / "decoders.jsonl", cases)
+    return with_cases(tmp_path / "decoders.jsonl", cases)
 
 
 def test_decoders_are_compared_with_the_first_of_their_kind(decoders):
@@ -68,14 +58,21 @@ def test_a_trial_shows_its_knobs_and_what_came_of_them(tmp_path):
     assert row[7:] == ("320", "10%", "0.5 s", "912 MB", "★ fastest")
 
 
-def test_a_trial_that_lived_on_batches_that_were_ready_is_told(tmp_path):
-    window = {"first_step": 3, "steps": 7, "wall_s": 0.7}
-    run = trial(tmp_path / "1.jsonl", workers=2, steps=10, window=window)
-    assert search.trial_table(run).rows[0][-1] == "★ fastest; short: 6 batches were ready"
+SHORT = {"steps": 10, "window": {"first_step": 3, "steps": 7, "wall_s": 0.7}}
+BUSY = {"window": {"first_step": 3, "steps": 40, "wall_s": 4.0, "others_cpu": 0.8}}
 
 
-def test_workers_are_those_that_there_were(tmp_path):
-    assert search.trial_table(trial(tmp_path / "1.jsonl", workers=9)).rows[0][1] == "2"
+@pytest.mark.parametrize(
+    ("changes", "column", "told"),
+    [
+        ({"workers": 9}, 1, "2"),  # those that there were
+        ({"workers": 2} | SHORT, -1, "★ fastest; short: 6 batches were ready"),
+        ({"workers": 1} | BUSY, -1, "others kept 0.8 of 2 CPUs busy: repeat it"),  # and no star
+    ],
+)
+def test_what_a_trial_owes_its_speed_to_is_told(changes, column, told, tmp_path):
+    (row,) = search.trial_table(trial(tmp_path / "1.jsonl", **changes)).rows
+    assert row[column] == told
 
 
 def test_a_star_needs_a_lead_that_equal_runs_do_not_have(tmp_path):
@@ -111,12 +108,6 @@ def test_a_trial_that_failed_is_shown_with_its_state(tmp_path):
     lost = {"steps": 0, "window": None, "validation": None, "epoch": None, "end": end}
     runs = [trial(tmp_path / "1.jsonl", 0), trial(tmp_path / "2.jsonl", 1, **lost)]
     assert search.trial_table(runs).rows[1][7:] == ("-", "-", "-", "-", "OUT_OF_MEMORY")
-
-
-def test_what_others_used_of_the_cores_is_told(tmp_path):
-    window = {"first_step": 3, "steps": 40, "wall_s": 4.0, "others_cpu": 0.8}
-    note = search.trial_table(trial(tmp_path / "1.jsonl", 1, window=window)).rows[0][-1]
-    assert note == "others kept 0.8 of 2 CPUs busy: repeat it", "and no star, whatever its speed"
 
 
 def test_a_trial_of_another_trainer_is_told(tmp_path):
@@ -185,35 +176,36 @@ def loader(path, speeds):
         f"{w} workers": {"num_workers": w, "images_per_s": [0.9 * s, s, 1.1 * s]}
         for w, s in speeds.items()
     }
-    return experiment(path, cases)
+    return with_cases(path, cases)
 
 
-def test_a_model_that_takes_more_than_the_loader_gives_is_data_bound(tmp_path):
+@pytest.mark.parametrize(
+    ("speeds", "found", "told"),
+    [
+        (
+            {0: 40, 1: 50, 2: 95},
+            (True, 2, 7),
+            "most 95 in parallel, with 2 workers; 7 workers on 7 cores would be enough",
+        ),
+        (  # The second worker gave less than the first: two were not enough, so two can't be.
+            {0: 150, 1: 200, 2: 230},
+            (True, 2, 3),
+            "most 230 in parallel, with 2 workers; 3 workers on 3 cores would be enough",
+        ),
+        (
+            {0: 900, 1: 200, 2: 390, 4: 700},
+            (False, 4, 2),
+            "gives up to 700 in parallel, with 4 workers; 2 workers are enough",
+        ),
+    ],
+)
+def test_a_model_that_takes_more_than_the_loader_gives_is_data_bound(speeds, found, told, tmp_path):
     model = write_log(tmp_path / "m.jsonl", device=True)  # 320 images/s
-    found = figures.supply(loader(tmp_path / "l.jsonl", {0: 40, 1: 50, 2: 95}), model)
-    assert (found.bound, found.best, found.enough) == (True, 2, 7)
-    assert str(found).startswith("data bound: the model takes 320 images/s, the loader gives at")
-    assert str(found).endswith(
-        "most 95 in parallel, with 2 workers; 7 workers on 7 cores would be enough"
-    )
-
-
-def test_what_was_tried_is_not_said_to_be_enough_if_it_was_not(tmp_path):
-    """The second worker gave less than the first: two were not enough, so two can't be enough."""
-    model = write_log(tmp_path / "m.jsonl", device=True)
-    found = figures.supply(loader(tmp_path / "l.jsonl", {0: 150, 1: 200, 2: 230}), model)
-    assert str(found).endswith(
-        "at most 230 in parallel, with 2 workers; 3 workers on 3 cores would be enough"
-    )
-
-
-def test_the_fewest_workers_that_feed_the_model_are_enough(tmp_path):
-    model = write_log(tmp_path / "m.jsonl", device=True)
-    found = figures.supply(loader(tmp_path / "l.jsonl", {0: 900, 1: 200, 2: 390, 4: 700}), model)
-    assert (found.bound, found.best, found.enough) == (False, 4, 2)
-    assert str(found).endswith(
-        "the loader gives up to 700 in parallel, with 4 workers; 2 workers are enough"
-    )
+    supply = figures.supply(loader(tmp_path / "l.jsonl", speeds), model)
+    assert (supply.bound, supply.best, supply.enough) == found
+    taken = ("not " * (not supply.bound)) + "data bound: the model takes 320 images/s, the loader"
+    assert str(supply).startswith(taken)
+    assert str(supply).endswith(told)
 
 
 def test_a_processor_that_does_both_is_told(tmp_path):
@@ -245,7 +237,7 @@ def stored(tmp_path):
     files = case | {"kind": "files", "files": 400, "operations": {"open": 400, "list": 8}}
     shards = case | {"kind": "shards", "files": 4, "operations": {"open": 4}}
     cases = {"files, full size": files, "shards, full size": shards}
-    return experiment(tmp_path / "storage.jsonl", cases)
+    return with_cases(tmp_path / "storage.jsonl", cases)
 
 
 def test_storage_in_figures(stored):

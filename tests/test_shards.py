@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import a_training, the_args
+from made import a_training, spoilt, the_args
 
 from dlojz import idr_torch
 from dlojz.training import checkpoint
@@ -181,6 +181,7 @@ NOT_A_FILE = "can't be read: it is not a regular file"
         (cut, "__0_0.distcp has .* bytes, expected .*: it is cut short"),
         (out_of_its_folder, "names '../epoch-.*', expected a file in"),
         (promising(batch_size="x"), "batch_size times processes"),
+        (promising(world_size=2), "saved with batch_size times processes 2, this run has 1"),
         (promising(batch_size=None), "its 'promises' does not fit"),
         (promising(lr=2), "it was saved with lr 2, this run has 1"),
     ],
@@ -202,10 +203,7 @@ def test_whatever_bytes_change_in_a_folder_the_error_is_ours(saved):
     for file in [f for f in sorted(saved.rglob("*")) if f.is_file()]:
         whole = file.read_bytes()
         for _ in range(8):
-            content = bytearray(whole)
-            for _ in range(draw.randint(1, 20)):
-                content[draw.randrange(len(content))] = draw.randrange(256)
-            file.write_bytes(content)
+            file.write_bytes(spoilt(whole, draw))
             with warnings.catch_warnings(action="ignore"):
                 try:
                     checkpoint.load(a_training(), the_args(saved))

@@ -122,16 +122,9 @@ def test_a_step_is_profiled_and_a_block_compiled_before_the_whole_model(tmp_path
 
     # A batch whose step the GPU decides; where its host does, that must be quiet.
     into, flags = tmp_path / "worth.json", "--model resnet18 -b 512 --precision bf16"
-    program = (
-        sys.executable,
-        "-m",
-        "dlojz.chapters.n09b_modes.measuring",
-        "--measure",
-        "--into",
-        into,
-    )
+    program = (sys.executable, "-m", "dlojz.chapters.n09b_modes.measuring", "--measure", "--into")
     trainer = course.solution("09")
-    assert subprocess.run([*map(str, program), str(trainer), *flags.split()]).returncode == 0
+    assert subprocess.run([*program, str(into), str(trainer), *flags.split()]).returncode == 0
     row = json.loads(into.read_text())
     found = worth.Profile.of(row["profile"])
     assert found.on_gpu
