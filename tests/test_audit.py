@@ -23,7 +23,7 @@ from waiting import until
 from dlojz.check import audit as judged
 from dlojz.check.exercise import State
 from dlojz.runs import log, records
-from dlojz.training import clocks, world
+from dlojz.training import clocks, distributed
 from dlojz.training.data import Batches, normalize
 from dlojz.watch import auditor as audit
 from dlojz.watch import calls, replay
@@ -1795,16 +1795,16 @@ def test_a_model_may_normalize_its_images_itself():
 
 
 def test_a_process_group_that_was_left_is_kept_to_the_end(tmp_path, monkeypatch):
-    """DDP must not free it: see `world.keep_group`."""
+    """DDP must not free it: see `distributed.keep_group`."""
     kept = []
-    monkeypatch.setattr(world, "_kept", kept)
-    world.keep_group()
+    monkeypatch.setattr(distributed, "_kept", kept)
+    distributed.keep_group()
     assert kept == [], "one process has none"
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     everyone = torch.distributed.group.WORLD
-    world.keep_group()
-    world.leave_group()
-    assert not world.are_joined()
+    distributed.keep_group()
+    distributed.leave_group()
+    assert not distributed.are_joined()
     assert kept == [everyone]
-    world.leave_group()
+    distributed.leave_group()

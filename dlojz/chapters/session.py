@@ -14,7 +14,7 @@ import torch
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import world
+from dlojz.training import distributed
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # autocast's, by --precision
 
@@ -112,11 +112,11 @@ def process_group(device):
         world_size=idr_torch.size,
         device_id=device if on_gpu else None,
     )
-    world.keep_group()
+    distributed.keep_group()
     try:
         yield
     finally:
-        world.leave_group()
+        distributed.leave_group()
 
 
 def seconds(call: Callable, device, times: int = 1, clock: Callable = time.perf_counter) -> float:

@@ -42,7 +42,7 @@ from dlojz.machine import facts as machine
 from dlojz.runs import records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
 from dlojz.traces import kinds
-from dlojz.training import checkpoint, clocks, private, world
+from dlojz.training import checkpoint, clocks, distributed, private
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
 from dlojz.watch import calls
@@ -524,7 +524,7 @@ class Auditor:
         if self._same_weights is False:  # the validation has another model's weights
             self._state = State()
         self._run.end()
-        atexit.register(world.leave_group)
+        atexit.register(distributed.leave_group)
         sys.exit()
 
     def _sample(self, images):

@@ -38,7 +38,7 @@ from dlojz import idr_torch
 from dlojz.runs import records
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds, spans
-from dlojz.training import checkpoint, models, private, sharding, world
+from dlojz.training import checkpoint, distributed, models, private, sharding
 from dlojz.training.data import CHECKED_BATCHES, normalize
 from dlojz.watch import auditor, calls, casts, compilation, samples, workload
 
@@ -75,7 +75,7 @@ _noted = []  # the folders of the runs watched in this process
 @atexit.register  # at import, to be called after the trainer's own functions
 def _note_group():
     """Leave a file if the process is still in its group: the log has its end already."""
-    if world.are_joined():
+    if distributed.are_joined():
         for folder in _noted:
             with suppress(OSError):  # a full disk
                 group_file(folder, idr_torch.rank).touch()
@@ -87,8 +87,8 @@ class Witness:
     def __init__(self, run, training, loader, args):
         self._run, self._training, self._loader = run, training, loader
         self._model, self._args = training.model, args
-        world.keep_group()
-        if world.are_joined():
+        distributed.keep_group()
+        if distributed.are_joined():
             _noted.append(run.folder)
         steps = min(args.test_nsteps, len(loader)) * args.epochs
         self.last = steps - 1 if args.test and steps > 1 else None
@@ -97,7 +97,7 @@ class Witness:
         self._val_dtypes = set()
         self._counts = Counter()
         self._layers, self._first = Counter(), {}
-        self.chronometer = None  # set by its conductor
+        self.chronometer = None  # set by the Chronometer
         self._phases, self._threads = {}, 0
         self._rates, self._updates = [], Counter()
         self._loss_gradient = self._logits_gradient = None

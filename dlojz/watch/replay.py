@@ -37,7 +37,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dlojz import idr_torch
 from dlojz.runs import log, records
-from dlojz.training import imports, world
+from dlojz.training import distributed, imports
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.sharding import own
 from dlojz.watch import auditor
@@ -68,7 +68,7 @@ def main():
     if getattr(args, "compile", "off") != "off":  # a few steps are not worth it
         torch.compiler.set_stance("force_eager")
     replay = Replay(trainer, args, trainer.set_device())
-    world.keep_group()
+    distributed.keep_group()
     run.setup(replay.device, replay.training, *replay.loaders)
     pair = [torch.load(auditor.watched_file(f, idr_torch.rank)) for f in (mine, solution)]
     _all_the_same(pair[0].kept)
@@ -88,7 +88,7 @@ def main():
     )
     run.evidence(records.Replay(updates, every))
     run.end()
-    world.leave_group()
+    distributed.leave_group()
 
 
 def _all_the_same(kept: list[int]):
