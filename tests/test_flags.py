@@ -25,18 +25,14 @@ def parsed(monkeypatch):
         monkeypatch.setattr(sys, "argv", ["dlojz.py", *line])
         return flags.parse(*words)
 
-    before = torch.compiler.config.cache_key_tag
-    yield parse
-    flags.keep_apart(before)
+    with torch.compiler.config.patch(cache_key_tag="of an earlier run"):
+        yield parse
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", None])
 def test_compiled_code_is_found_again_in_its_own_precision_only(parsed, precision):
-    flags.keep_apart("of an earlier run")
-    if precision:
-        parsed("--model", "resnet18", "--precision", precision, words=["precision"])
-    else:
-        parsed("--model", "resnet18")
+    line, words = ((), ()) if precision is None else (("--precision", precision), ["precision"])
+    parsed("--model", "resnet18", *line, words=words)
     key = FxGraphHashDetails(torch.fx.symbolic_trace(torch.nn.ReLU()), [], {}, [])
     assert key.cache_key_tag == (precision or ""), "it is a part of the key"
     assert issubclass(autograd_cache.AOTAutogradCacheDetails, FxGraphHashDetails)

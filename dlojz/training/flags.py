@@ -63,25 +63,21 @@ class Flag:
         if self.kind is bool:
             about["action"] = argparse.BooleanOptionalAction if self.opposite else "store_true"
         else:
-            about["type"] = {0: natural, 1: positive}.get(self.least, self.kind)
+            about["type"] = self.kind if self.least is None else at_least(self.least)
             about["choices"] = self.choices or None
         parser.add_argument(*self.names, **about)
 
 
-def positive(text: str) -> int:
-    """Return a flag's value, a whole number of at least 1."""
-    return _whole_number(text, 1)
+def at_least(least: int):
+    """Return the type of a flag whose value is a whole number from `least` on."""
 
+    def whole_number(text: str) -> int:
+        if int(text) < least:
+            expected = f"expected a whole number of at least {least}"
+            raise argparse.ArgumentTypeError(f"{text}: {expected}")
+        return int(text)
 
-def natural(text: str) -> int:
-    """Return a flag's value, a whole number of at least 0."""
-    return _whole_number(text, 0)
-
-
-def _whole_number(text, least):
-    if int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least {least}")
-    return int(text)
+    return whole_number
 
 
 def _flag(names: str, default, help: str, **about) -> Flag:
@@ -233,22 +229,13 @@ def parse(*words: str) -> argparse.Namespace:
     for name, value in vars(args).items():
         if isinstance(value, ByDevice):
             setattr(args, name, value.gpu if torch.cuda.is_available() else value.cpu)
-    keep_apart(getattr(args, "precision", ""))
+    # The key of torch 2.11's cache of compiled code holds whether autocast is on, not its dtype: a
+    # run in fp16 would use that of one in bf16 (https://github.com/pytorch/pytorch/pull/181564).
+    torch.compiler.config.cache_key_tag = getattr(args, "precision", "")
     if args.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
         torch.use_deterministic_algorithms(True)
     return args
-
-
-def keep_apart(precision: str):
-    """Keep cached compiled code apart by the precision that it was compiled for.
-
-    The key of torch 2.11's cache holds whether autocast is on, but not its dtype: a run in fp16
-    would use the code of an earlier one in bf16 (https://github.com/pytorch/pytorch/pull/181564).
-    """
-    import torch
-
-    torch.compiler.config.cache_key_tag = precision
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:

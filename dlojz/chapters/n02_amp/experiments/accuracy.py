@@ -411,7 +411,7 @@ def parse_args(device):
         description=__doc__.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add, positive = parser.add_argument, flags.positive
+    add, positive = parser.add_argument, flags.at_least(1)
     add("--variants", nargs="+", default=["all"], metavar="NAME", help=", ".join(VARIANTS))
     add("--seeds", type=positive, default=5, help="trainings of each variant")
     add("--model", default="resnet18", help="a classifier of torchvision")
