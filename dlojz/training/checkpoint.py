@@ -37,8 +37,8 @@ LAST = "checkpoint.txt"  # in a run's folder: its latest checkpoint's path, for 
 LATEST = "latest"  # in a folder of shards: the name of the folder that is complete
 SHARDED = ("model", "optimizer")
 
-_made = []  # checksums of this process's states, in the order in which they were made
-_saves = []  # a `Saved` for each checkpoint
+own_states = []  # checksums of this process's states, in the order in which they were made
+saves = []  # a `Saved` for each checkpoint that this process has written
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,6 @@ class Saved:
 
 class CheckpointError(Exception):
     """A checkpoint that can't be used or written: its file, the fault, the remedy."""
-
-
-def saves() -> int:
-    """Return the number of checkpoints that this process has written."""
-    return len(_saves)
-
-
-def first_and_last() -> tuple[Saved, Saved] | None:
-    """Return the first and the last checkpoint that this process wrote."""
-    return (_saves[0], _saves[-1]) if _saves else None
-
-
-def first_state() -> str | None:
-    """Return the checksum of this process's first state."""
-    return _made[0] if _made else None
 
 
 def prepare(args, run):
@@ -148,7 +133,7 @@ def own_state(training) -> dict:
         "metrics": {k: v.cpu() for k, v in training.metrics.state_dict().items()},
         "buffers": {k: v.cpu() for k, v in training.model.named_buffers()},
     }
-    _made.append(_checksum(found))
+    own_states.append(_checksum(found))
     return found
 
 
@@ -231,7 +216,7 @@ def _written(path, epoch, step, saved):
         if folder := os.environ.get("DLOJZ_RUN"):  # a requeued job resumes from here
             course.write_atomically(Path(folder, LAST), str(path.resolve()))
         print(f"saved {path}: epoch {epoch}, step {step}", flush=True)
-    _saves.append(saved)
+    saves.append(saved)
 
 
 def load(training, args) -> tuple[int, int]:

@@ -426,17 +426,17 @@ class Witness:
             weights_changed=self._weights not in (None, after),  # None: no update has begun
             weights_after=after,
             buffers_after=_checksum(self._model.buffers()),
-            saves=checkpoint.saves(),
-            own_state=checkpoint.first_state(),
+            saves=len(checkpoint.saves),
+            own_state=next(iter(checkpoint.own_states), None),
             pixels=self._pixels,
             **self._saved(),
         )
 
     def _saved(self):
         """Return the facts of the checkpoints, as fields of the run's record."""
-        if not (saved := checkpoint.first_and_last()):
+        if not checkpoint.saves:
             return {}
-        first, last = saved
+        first, last = checkpoint.saves[0], checkpoint.saves[-1]
         names = not last.names or last.names == list(self._training.model.state_dict())
         return {
             "saved_states": first.states,
