@@ -45,7 +45,7 @@ BLOCK = 4 * 128 * 129 + 2 * 128 * 512 + 512 + 128 + 4 * 128  # of one of its fou
 def in_twos():
     """The folders of experiments/sharding.py in two processes, each way and in two parts."""
     common = "-b 2 --rounds 1"
-    flags = {"two": f"{common} --steps 3", "parts": f"{common} --compare parts --steps 2"}
+    flags = {"two": f"{common} --steps 3", "parts": f"{common} --compare parts --steps 1"}
     program = experiment_file("sharding.py")
     entries = [series.Entry(name, program, words.split()) for name, words in flags.items()]
     job = series.submit(entries, Request(name="sharding", n_gpu=2))
@@ -179,7 +179,7 @@ def test_hybrid_sharding_sends_least_between_nodes_and_holds_half():
 
 
 def test_four_processes_train_two_copies_in_two_shards(tmp_path):
-    flags = "--compare nodes -b 2 --steps 2 --rounds 1".split()
+    flags = "--compare nodes -b 2 --steps 1 --rounds 1".split()
     environment = os.environ | {"DLOJZ_RUN": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = torchrun(experiment_file("sharding.py"), flags, 4)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -175,8 +175,7 @@ class Batches(torch.utils.data.Sampler):
                 f"an epoch of this process has {len(self.sampler)} images, which make {len(self)} "
                 f"batches of {batch_size}{' with --drop-last' * drop_last}, and an update needs "
                 f"{accumulate}: give a smaller --batch-size or --accumulate"
-                + ", or leave out --drop-last"
-                * drop_last
+                f"{', or leave out --drop-last' * drop_last}"
             )
         self.epoch = self.first_step = 0
         self.begun = 0  # batches of this epoch requested by a loader
