@@ -93,48 +93,43 @@ def test_a_batch_larger_than_the_set_is_refused(images, tmp_path, train):
         train(STEPS[0], tmp_path, *flags)
 
 
+@pytest.fixture
+def resumed(images, tmp_path, train, stop_at_first_save):
+    """resumed(solution, *flags) -> the logs of a whole run, and of one that goes on in it."""
+
+    def call(solution, *flags, every):
+        common, file = [*SMOKE, "--data", images, "-e", 2, *flags], tmp_path / "half.pt"
+        saves = ("--checkpoint", file, "--checkpoint-every", every)
+        with pytest.raises(KeyboardInterrupt):
+            train(solution, tmp_path / "first", *common, *saves)
+        train(solution, tmp_path / "rest", *common, "--checkpoint", file, "--resume", file)
+        train(solution, tmp_path / "whole", *common)
+        whole, rest = log.read(tmp_path / "whole"), log.read(tmp_path / "rest")
+        assert list(rest.steps.loss) == list(whole.steps.loss)[-len(rest.steps) :]
+        assert rest.epochs[-1] == whole.epochs[-1]
+        return whole, rest
+
+    return call
+
+
 @pytest.mark.parametrize(
     ("every", "model", "workers"),
     [(3, "mobilenet_v3_small", 1), (11, "shufflenet_v2_x0_5", 0)],
     ids=["in an epoch", "at its end"],
 )
-def test_a_resumed_run_is_identical_to_the_bit(
-    every, model, workers, images, tmp_path, train, stop_at_first_save
-):
-    flags = ("--checkpoint-every", every)
-    common = [*SMOKE, "--data", images, "-e", 2, "--clip-norm", 1]
-    common += ["--model", model, "--num-workers", workers]  # mobilenet drops out: it draws
-    file = tmp_path / "half.pt"
-    with pytest.raises(KeyboardInterrupt):
-        train(STEPS[-1], tmp_path / "first", *common, "--checkpoint", file, *flags)
-    train(STEPS[-1], tmp_path / "rest", *common, "--checkpoint", file, "--resume", file)
-    train(STEPS[-1], tmp_path / "whole", *common)
-    whole, rest = log.read(tmp_path / "whole"), log.read(tmp_path / "rest")
+def test_a_resumed_run_is_identical_to_the_bit(every, model, workers, resumed):
+    flags = ["--clip-norm", 1, "--model", model, "--num-workers", workers]  # mobilenet draws
+    whole, rest = resumed(STEPS[-1], *flags, every=every)
     assert 0 < len(rest.steps) < len(whole.steps)
-    assert list(rest.steps.loss) == list(whole.steps.loss)[-len(rest.steps) :]
-    assert rest.epochs[-1] == whole.epochs[-1]
-    assert (tmp_path / "whole" / "checkpoint.pt").exists()
+    assert whole.path.with_name("checkpoint.pt").exists()
 
 
 @pytest.mark.parametrize("solution", [STEPS[0], STEPS[-1]], ids=lambda p: p.stem)
-def test_a_resume_between_two_updates_loses_no_gradient(
-    solution, images, tmp_path, train, stop_at_first_save
-):
+def test_a_resume_between_two_updates_loses_no_gradient(solution, resumed):
     """Eight batches, three for an update; asked for after step 4, so saved after step 6."""
-    common = [*SMOKE, "--data", images, "-e", 2, "--accumulate", 3, "--lr", 0.01]
-    file = tmp_path / "half.pt"
-    every = ("--checkpoint-every", 4)
-    with pytest.raises(KeyboardInterrupt):
-        train(solution, tmp_path / "first", *common, "--checkpoint", file, *every)
-    assert torch.load(file, weights_only=True)["step"] == 6
-    train(solution, tmp_path / "rest", *common, "--checkpoint", file, "--resume", file)
-    train(solution, tmp_path / "whole", *common)
-    whole, rest = log.read(tmp_path / "whole"), log.read(tmp_path / "rest")
+    whole, rest = resumed(solution, "--accumulate", 3, "--lr", 0.01, every=4)
     assert len(rest.steps) == len(whole.steps) - 6 == 10
-    assert list(rest.steps.loss) == list(whole.steps.loss)[6:]
-    assert rest.epochs[-1] == whole.epochs[-1]
-    end = [run.whole for run in (whole, rest)]
-    assert end[0].weights_after == end[1].weights_after
+    assert rest.whole.weights_after == whole.whole.weights_after
 
 
 def test_sigusr1_saves_after_the_step(images, tmp_path):
