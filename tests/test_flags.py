@@ -80,11 +80,6 @@ def test_an_unknown_name_of_a_flag_is_met_with_those_that_exist(word):
         flags.parse(word)
 
 
-def test_the_declarations_import_no_torch():
-    code = "import sys, dlojz.training.flags; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 # Helps -------------------------------------------------------------------------------------------
 
 # A help is a noun phrase or a full clause, so that it can be read without the flag's name.
