@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import forking
+import matplotlib as mpl
 import psutil
 import pytest
 import stand_in
@@ -17,6 +18,7 @@ from programs import experiment_file, load_file, run_main
 
 from dlojz import course
 
+mpl.use("Agg")  # no windows
 REPOSITORY = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (

@@ -8,13 +8,11 @@ from types import SimpleNamespace
 
 import matplotlib as mpl
 import pytest
+import torch
+import torchvision
 from claims import claims
 from logs import with_cases
 from programs import REPOSITORY, experiment_file, load, run_main
-
-mpl.use("Agg")
-import torch
-import torchvision
 
 from dlojz import runs
 from dlojz.chapters.n09_compile import figures

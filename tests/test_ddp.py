@@ -4,16 +4,13 @@ import json
 import re
 
 import made
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import steps
 from claims import claims
 from logs import experiment, measure, write_log
 from programs import experiment_file
-
-mpl.use("Agg")
-import steps
 
 from dlojz import course, launch
 from dlojz import runs as recorded

@@ -4,14 +4,11 @@ import json
 import subprocess
 import sys
 
-import matplotlib as mpl
 import pytest
 import torch
 import torchvision
 from logs import experiment, write_log
 from programs import load
-
-mpl.use("Agg")
 
 from dlojz.chapters.n02_amp import figures
 from dlojz.chapters.n02_amp.figures import FORMATS

@@ -3,11 +3,9 @@
 import made
 import matplotlib as mpl
 import pytest
+import torch
 from claims import claims
 from logs import experiment, measure, write_log
-
-mpl.use("Agg")
-import torch
 
 from dlojz import runs
 from dlojz.chapters.n03_channels_last import figures

@@ -3,11 +3,8 @@
 import json
 from types import SimpleNamespace
 
-import matplotlib as mpl
 import pytest
 from logs import trial, with_cases, write_log
-
-mpl.use("Agg")
 
 from dlojz.chapters.n05_dataloader import figures, search
 

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import matplotlib as mpl
 import pytest
 
-mpl.use("Agg")
 from dlojz import course, runs
 from dlojz.chapters.n00_start import figures
 from dlojz.course import UserError

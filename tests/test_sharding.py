@@ -8,15 +8,12 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-import matplotlib as mpl
 import pytest
+import torch
 from claims import claims
 from logs import with_cases, write_log
-from programs import experiment_file, load, run_main
-
-mpl.use("Agg")
-import torch
 from made import torchrun
+from programs import experiment_file, load, run_main
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.utils import flop_counter
