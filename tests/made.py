@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from dlojz import course
 from dlojz.check.ending import EndedRun, Role
-from dlojz.launch import series
+from dlojz.launch import Request, State, series
 from dlojz.runs import records
 
 H100, EPYC = "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
@@ -62,6 +62,23 @@ def torchrun(file, flags, processes) -> list[str]:
     python = [os.environ["DLOJZ_PYTHON"], "-m", "torch.distributed.run", "--standalone"]
     options = ["--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
     return [*python, *options, str(file), *map(str, flags)]
+
+
+def in_one_job(programs, n_gpu, all_complete=True):
+    """Run {name: (file, flags)} one after the other; return {name: the folder of its run}."""
+    wanted = [series.Entry(n, file, [*map(str, flags)]) for n, (file, flags) in programs.items()]
+    job = series.submit(wanted, Request(name="in-one", time_max_s=3600, n_gpu=n_gpu))
+    assert job.wait() == State.COMPLETED or not all_complete, job.explain()
+    return series.folders(job)
+
+
+def stopping(solution, folder):
+    """Return a copy of a solution that ends once all processes have saved in an epoch."""
+    file, text = folder / "stopping.py", solution.read_text()
+    save = "            save(training, args, epoch, step + 1)\n"
+    ends = "            torch.distributed.barrier(); raise SystemExit('stopped')\n"
+    file.write_text(replaced(text, {save: save + ends}))
+    return file
 
 
 def audit(folder, images, steps, step_s):

@@ -16,7 +16,6 @@ from dlojz import course, launch
 from dlojz import runs as recorded
 from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
-from dlojz.launch import Request, series
 from dlojz.runs import derived, log, stats
 from dlojz.runs.folder import events_file
 from dlojz.runs.log import PHASES
@@ -214,13 +213,8 @@ def test_the_statistics_of_the_solution_are_those_of_one_process_and_others_are_
     coarse.write_text(solution.read_text().replace(".double()", ".float()"))
     trainers = {"solution": solution, "starter": starter, "wrong": wrong, "coarse": coarse}
     flags = "--model shufflenet_v2_x0_5 --steps 1".split()
-    entries = [series.Entry(name, trainer, flags) for name, trainer in trainers.items()]
-    job = series.submit(entries, Request(name="statistics", n_gpu=2))
-    assert job.wait() == launch.State.COMPLETED, job.explain()
-    words = {
-        name: {row[-1] for row in figures.statistics(folder).rows}
-        for name, folder in series.folders(job).items()
-    }
+    folders = made.in_one_job({name: (file, flags) for name, file in trainers.items()}, n_gpu=2)
+    words = {name: {row[-1] for row in figures.statistics(folders[name]).rows} for name in trainers}
     other = {"not the same"}
     assert words == {
         "solution": {"the same"},

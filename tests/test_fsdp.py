@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from forking import BLOCKS
-from made import torchrun
+from made import in_one_job, stopping, torchrun
 from torch.distributed.tensor import Shard
 
 from dlojz import course, idr_torch
@@ -16,14 +16,12 @@ from dlojz.chapters.n11_fsdp import exercise
 from dlojz.check import exercise as exercises
 from dlojz.check import judge
 from dlojz.check.ending import Ending, How
-from dlojz.launch import Request, series
 from dlojz.runs import log, records
 from dlojz.training import flags, models
 from dlojz.watch import replay
 
 SOLUTION = course.solution("11")
 SIZES = "--model vit_tiny --image-size 32 -e 2 --num-workers 0 --lr 0.01 --precision fp32"
-SAVE = "            save(training, args, epoch, step + 1)\n"
 RUNS = {
     "resnet": "--sharding fsdp --model resnet18 --no-channels-last",
     "resnet-ddp": "--sharding ddp --model resnet18 --no-channels-last",
@@ -40,19 +38,13 @@ RUNS = {
 def runs(images, tmp_path_factory):
     """The folder of each run, of two processes; "stopped" ends after its first checkpoint."""
     folder = tmp_path_factory.mktemp("fsdp")
-    stopping, saved = folder / "stopping.py", folder / "saved"
-    text = SOLUTION.read_text()
-    assert text.count(SAVE) == 1
-    stopping.write_text(text.replace(SAVE, f"{SAVE}            raise SystemExit('stopped')\n"))
-    common = [*SIZES.split(), "-b", "8", "--data", str(images)]
-    wanted = [series.Entry(n, SOLUTION, [*common, *f.split()]) for n, f in RUNS.items()]
-    adamw = [*common, *RUNS["adamw"].split()]
-    saves = ["--checkpoint", str(saved), "--checkpoint-every", "3"]
-    wanted.append(series.Entry("stopped", stopping, [*adamw, *saves]))
-    wanted.append(series.Entry("resumed", SOLUTION, [*adamw, "--resume", str(saved)]))
-    job = series.submit(wanted, Request(name="fsdp", time_max_s=900, n_gpu=2))
-    job.wait()
-    return {**series.folders(job), "saved": saved}
+    saved, common = folder / "saved", [*SIZES.split(), "-b", "8", "--data", images]
+    wanted = {name: (SOLUTION, [*common, *flags.split()]) for name, flags in RUNS.items()}
+    _, adamw = wanted["adamw"]
+    saves = ["--checkpoint", saved, "--checkpoint-every", 3]
+    wanted["stopped"] = stopping(SOLUTION, folder), [*adamw, *saves]
+    wanted["resumed"] = SOLUTION, [*adamw, "--resume", saved]
+    return in_one_job(wanted, n_gpu=2, all_complete=False) | {"saved": saved}
 
 
 def losses(folder):

@@ -12,18 +12,17 @@ import pytest
 import torch
 from claims import claims
 from logs import with_cases, write_log
-from made import torchrun
+from made import in_one_job, torchrun
 from programs import experiment_file, load, run_main
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.utils import flop_counter
 
-from dlojz import course, launch, runs
+from dlojz import course, runs
 from dlojz.chapters.n11_fsdp import figures
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.figures import plans as memory
-from dlojz.launch import Request, series
 from dlojz.runs import log
 from dlojz.runs.folder import events_file
 from dlojz.training import imports, models
@@ -44,10 +43,7 @@ def in_twos():
     common = "-b 2 --rounds 1"
     flags = {"two": f"{common} --steps 3", "parts": f"{common} --compare parts --steps 1"}
     program = experiment_file("sharding.py")
-    entries = [series.Entry(name, program, words.split()) for name, words in flags.items()]
-    job = series.submit(entries, Request(name="sharding", n_gpu=2))
-    assert job.wait() == launch.State.COMPLETED, job.explain()
-    return series.folders(job)
+    return in_one_job({name: (program, words.split()) for name, words in flags.items()}, n_gpu=2)
 
 
 @pytest.fixture

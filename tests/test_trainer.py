@@ -9,11 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from made import torchrun
+from made import in_one_job, stopping, torchrun
 from programs import run_main
 
-from dlojz import course, launch
-from dlojz.launch import Request, series
+from dlojz import course
 from dlojz.runs import log
 from dlojz.runs.folder import events_file
 from dlojz.runs.stats import summary
@@ -31,10 +30,7 @@ def folders(request, images):
     flags = [*SMOKE, "--data", str(images), "--test", "--test-nsteps", "4", "-e", "2"]
     flags += ["--lr", "0.01"]  # with the default, eight images at a time may diverge
     wanted = STEPS if request.param == 1 else STEPS[-4:]  # notebook 06 begins with 05's
-    entries = [series.Entry(s.stem, s, flags) for s in wanted]
-    job = series.submit(entries, Request(name="all-steps", time_max_s=3600, n_gpu=request.param))
-    assert job.wait() == launch.State.COMPLETED, job.explain()
-    return request.param, series.folders(job)
+    return request.param, in_one_job({s.stem: (s, flags) for s in wanted}, request.param)
 
 
 def test_every_solution_trains(folders, subtests):
@@ -242,27 +238,17 @@ def in_pairs(images, half):
 
     The run "stopped" ends after it has saved in the middle of an epoch, "rest" goes on from there.
     """
-    stopping, saves = half.with_name("stopping.py"), "args, epoch, step + 1)\n"
-    ends = "            torch.distributed.barrier(); raise SystemExit('stopped')\n"
-    text = DDP.read_text()
-    assert text.count(saves) == 1
-    stopping.write_text(text.replace(saves, saves + ends))
-    common = [*SMOKE, "--data", str(images)]
+    common = [*SMOKE, "--data", images]
     whole = [*common, *TWO_EPOCHS]
-    flags = {
-        "two": [*common, *AS_ONE, "--test-nsteps", "4"],
-        "saves": [*common, "--checkpoint", "{run}/end.pt"],
-        "whole": whole,
-        "stopped": [*whole, "--checkpoint", str(half)],
-        "rest": [*whole, "--resume", str(half)],
+    wanted = {
+        "two": (DDP, [*common, *AS_ONE, "--test-nsteps", 4]),
+        "saves": (DDP, [*common, "--checkpoint", "{run}/end.pt"]),
+        "whole": (DDP, whole),
+        "stopped": (stopping(DDP, half.parent), [*whole, "--checkpoint", half]),
+        "rest": (DDP, [*whole, "--resume", half]),
     }
-    entries = [
-        series.Entry(name, stopping if name == "stopped" else DDP, words)
-        for name, words in flags.items()
-    ]
-    job = series.submit(entries, Request(name="in-pairs", n_gpu=2))
-    job.wait()
-    return {name: log.read_ranks(folder) for name, folder in series.folders(job).items()}
+    folders = in_one_job(wanted, n_gpu=2, all_complete=False)
+    return {name: log.read_ranks(folder) for name, folder in folders.items()}
 
 
 def test_two_processes_train_as_one_that_accumulates_the_same_batches(images, tmp_path, in_pairs):
