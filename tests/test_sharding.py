@@ -41,7 +41,7 @@ BLOCK = 4 * 128 * 129 + 2 * 128 * 512 + 512 + 128 + 4 * 128  # of one of its fou
 def in_twos():
     """The folders of experiments/sharding.py in two processes, each way and in two parts."""
     common = "-b 2 --rounds 1"
-    flags = {"two": f"{common} --steps 3", "parts": f"{common} --compare parts --steps 1"}
+    flags = {"two": f"{common} --steps 3", "parts": f"{common} --compare parts --steps 2"}
     program = experiment_file("sharding.py")
     return in_one_job({name: (program, words.split()) for name, words in flags.items()}, n_gpu=2)
 
