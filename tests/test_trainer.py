@@ -1,4 +1,4 @@
-"""Every solution trains, from 05 on also on 2 processes; checkpoints go on to the bit."""
+"""Every solution trains, on 1 and on 2 processes; checkpoints go on to the bit."""
 
 import json
 import os
@@ -26,7 +26,7 @@ STEPS = [course.solution(s) for s in course.CHAIN]
 
 @pytest.fixture(scope="module", params=[1, 2])
 def folders(request, images):
-    """(processes, folders of runs): all solutions in one job, on two processes those from 05 on."""
+    """(processes, folders of runs): all solutions, in one job."""
     flags = [*SMOKE, "--data", str(images), "--test", "--test-nsteps", "4", "-e", "2"]
     flags += ["--lr", "0.01"]  # with the default, eight images at a time may diverge
     wanted = STEPS if request.param == 1 else STEPS[-4:]  # notebook 06 begins with 05's
