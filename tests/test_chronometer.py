@@ -374,6 +374,15 @@ def test_events_are_used_again():
     assert len(made) < 20
 
 
+def test_tac_time_is_a_stopwatch():
+    clock = Clock()
+    chrono = Chronometer(clock=clock)
+    assert chrono.tac_time() is None
+    clock.now += 2.5
+    assert chrono.tac_time() == pytest.approx(2.5)
+    assert chrono.tac_time(clear=True) is None
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 def test_steps_that_a_profiler_looks_at_are_not_measured(on_device):
     run = Run(on_device)

@@ -55,6 +55,7 @@ class Chronometer:
             witness.chronometer = self
         self._step = 0  # steps begun and finished since start()
         self._validation = None  # its begin, in seconds
+        self._tac = None
 
     @property
     def profiler(self):
@@ -134,6 +135,16 @@ class Chronometer:
         self._enter("stopped")
         self._ledger.close_window(self._step)
         self._conductor.stop()
+
+    def tac_time(self, clear=False):
+        """Return the seconds of host time since the last call; None at the first, or to clear.
+
+        The stopwatch of the slides. It does not wait for the device: on a GPU it times the
+        launches, not the work.
+        """
+        now, before = self._clock(), self._tac
+        self._tac = now
+        return None if before is None or clear else now - before
 
     def _enter(self, phase):
         """Begin `phase`; return the one before it. Raise if that may not precede it."""
