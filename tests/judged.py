@@ -32,7 +32,7 @@ def made_runs(folder, asked, gain=10.0):
     folders = {}
     pairs = [f"{side}-{i}" for i in range(1, 7) for side in ("before", "after")]
     wide = ["float32"] if precision == "fp16" or precision == "bf16" else []
-    for own in ["solution", "band-1", *wide, *pairs]:
+    for own in ["solution", *wide, *pairs]:
         ms = (
             20.0
             * (gain if own.startswith("before") else 1)

@@ -606,7 +606,7 @@ class AtAKink(replay.Replay):
         model = torch.nn.Linear(2, 2, bias=False)
         torch.nn.init.ones_(model.weight)
         if moved:
-            audit.perturb(model, *moved)
+            replay.perturb(model, *moved)
         units = torch.relu(model(torch.tensor([1.0, -1.0])) + torch.tensor([self.away, 1.0]))
         (self.share * units).sum().backward()
         return {"gradients": {"weight": model.weight.grad}}
@@ -1085,55 +1085,19 @@ def test_a_noise_that_could_not_be_measured_passes_for_nothing():
     assert [f.state for f in found] == [State.UNMEASURED]
 
 
-def band(mine, usual, *moved, precision="fp32"):
-    mine, usual, *bands = (
-        log.Run("run", audit=records.Audit(losses=losses)) for losses in (mine, usual, *moved)
-    )
-    return judged.losses(mine, usual, bands, precision).state
-
-
-def test_losses_stay_in_the_band_that_the_solution_itself_needs():
-    usual, moved = [2.0, 1.9, 1.8], [2.0, 1.9001, 1.79]
-    assert band(usual, usual, moved) == State.PASSED
-    assert band([2.0, 1.9, 1.75], usual, moved) == State.PASSED
-    assert band([2.0, 1.9, 1.6], usual, moved) == State.FAILED
-    assert band([2.001, 1.9, 1.8], usual, usual) == State.FAILED
-    assert band([2.0, 1.9, float("nan")], usual, moved) == State.FAILED
-    assert band([], [], []) == State.UNMEASURED
-
-
-def test_the_noise_of_the_next_two_steps_counts():
-    """Where it grows thirtyfold in each step, that of one run may be small by chance."""
-    usual = [2.0] * 5
-    noise = [2.0, 2.0, 2.0, 2.0001, 2.003]
-    early = [2.0, 2.0008, 2.0, 2.0, 2.0], [2.0, 2.0, 2.02, 2.0, 2.0]
-    assert [band(losses, usual, noise) for losses in early] == [State.PASSED] * 2
-    assert band([2.0008, 2.0, 2.0, 2.0, 2.0], usual, noise) == State.FAILED
-    assert band([2.0, 2.02, 2.0, 2.0, 2.0], usual, noise) == State.FAILED
-
-
 @pytest.mark.parametrize(
-    ("loss", "bands", "state"),
+    ("losses", "state"),
     [
-        (2.1, 0, State.NOT_ASKED),  # bands may follow
-        (2.1, 1, State.FAILED),
-        (2.0, 0, State.PASSED),
-        (math.nan, 0, State.FAILED),
+        ([2.0, 1.9, 1.8], State.NOT_ASKED),
+        ([2.0, 1.9, 9.9], State.NOT_ASKED),  # a mistake shows in the updates
+        ([2.0, 1.9, math.nan], State.FAILED),
+        ([2.0, 1.9, math.inf], State.FAILED),
+        ([], State.UNMEASURED),
     ],
 )
-def test_losses_that_are_too_far_wait_for_a_band(loss, bands, state):
-    mine, usual = (log.Run("run", audit=records.Audit(losses=[x])) for x in (loss, 2.0))
-    assert judged.losses(mine, usual, [usual] * bands, "fp32", early=True).state == state
-
-
-def test_losses_may_jump_where_those_of_another_band_do():
-    """A rounding error turned a ReLU on, in some of the solution's runs."""
-    usual, quiet, jumps = [2.0] * 4, [2.0, 2.0, 2.0, 2.00001], [2.0, 2.0, 2.0, 2.004]
-    mine = [2.0, 2.0, 2.0, 2.005]
-    assert band(mine, usual, quiet) == State.FAILED
-    assert band(mine, usual, quiet, quiet, jumps) == State.PASSED
-    assert band([2.0, 2.0, 2.0, 2.01], usual, quiet, quiet, jumps) == State.FAILED
-    assert band(mine, usual, quiet, quiet) == State.FAILED
+def test_losses_are_shown_and_only_those_that_are_no_number_fail(losses, state):
+    mine, usual = (log.Run("r", audit=records.Audit(losses=x)) for x in (losses, [2.0, 1.9, 1.8]))
+    assert judged.losses(mine, usual).state == state
 
 
 def clock_findings(folder, change=None, **solved):

@@ -265,7 +265,7 @@ def test_only_the_trainees_runs_have_the_trainees_file(with_file, capsys):
     made = {name: f for name, f in folders.items() if (f / "exit_code").exists()}
     assert {"solution", "before-1", "after-1"} <= made.keys()
     for name, folder in made.items():
-        solved = name.startswith(("before-", "band-")) or name.endswith("solution")
+        solved = name.startswith("before-") or name.endswith("solution")
         assert (folder / FILE).read_text() == (SOLVED if solved else WRONG), name
         assert imported_by(folder) == [f"{folder / FILE}"], name
     assert imported_by(made["after-1"] / "replay") == [f"{made['solution'] / FILE}"]

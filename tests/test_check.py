@@ -131,8 +131,7 @@ def test_a_check_goes_on_with_the_job_that_an_interrupt_left(first_checks):
 def test_where_no_gain_is_asked_nothing_is_compared(job):
     """On this processor: a single ratio has no spread."""
     names = [e.name for e in plan.of(exercises.find("01_gpu"), job).entries]
-    bands = [f"band-{seed}" for seed in range(1, 7)]
-    assert names == ["solution", "rehearsal-solution", "rehearsal", "after-1", *bands]
+    assert names == ["solution", "rehearsal-solution", "rehearsal", "after-1"]
     found = check("01", job)
     assert found.passed
     assert "– speed: not compared\n" in repr(found)
@@ -140,10 +139,8 @@ def test_where_no_gain_is_asked_nothing_is_compared(job):
     (speed,) = [f for f in found.findings if f.what == "speed"]
     assert speed.state == State.NOT_ASKED
     series = launch.latest("check-01_gpu")
-    assert series.status["reason"] == "ended early: the first runs tell the check enough"
-    assert series.state == launch.State.COMPLETED, "nothing went wrong"
     assert check("01", job).passed
-    assert launch.latest("check-01_gpu") == series, "nor does the next check run the band"
+    assert launch.latest("check-01_gpu") == series, "the next check needs no run"
 
 
 @pytest.mark.parametrize("step", exercises.STEPS)
@@ -163,7 +160,7 @@ def test_updates_that_are_done_again_are_not_made_of_other_roundings(step):
 def test_the_runs_of_a_pair_come_a_b_b_a(job):
     names = [e.name for e in plan.of(exercises.find("01_gpu"), job, pairs=3).entries]
     pairs = ["before-1", "after-1", "after-2", "before-2", "before-3", "after-3"]
-    assert names[-12:] == [*pairs, *(f"band-{seed}" for seed in range(1, 7))]
+    assert names[-6:] == pairs
     assert names[0] == "solution"
 
 
@@ -410,10 +407,10 @@ def test_a_run_that_says_nothing_about_the_trainer_is_an_error(forged, name, cod
     assert name not in run.known(planned)
 
 
-def test_so_is_a_band_of_the_solutions_that_was_killed(tmp_path):
+def test_so_is_a_run_of_the_solutions_that_was_killed(tmp_path):
     (tmp_path / "exit_code").write_text("-9\n")
-    with pytest.raises(CheckError, match=r"run band-1, of the solution,.*SIGKILL. Check again"):
-        run.refuse(made.ended({"band-1": tmp_path}))
+    with pytest.raises(CheckError, match=r"run solution, of the solution,.*SIGKILL. Check again"):
+        run.refuse(made.ended({"solution": tmp_path}))
 
 
 TRACEBACK = """Traceback (most recent call last):
@@ -522,7 +519,7 @@ def test_a_check_file_that_was_torn_costs_no_check(checked_job, course_folder):
 def test_a_run_on_other_hardware_is_not_used_again(checked_job, monkeypatch):
     planned = plan.of(exercises.find("01_gpu"), checked_job, pairs=1)
     keys = run.keys_of(planned)
-    assert set(run.known(planned)) >= set(keys) - run.optional(planned.entries)
+    assert set(run.known(planned)) >= set(keys)
     elsewhere = dataclasses.replace(planned, hardware=("Another CPU", ""))
     assert not set(run.keys_of(elsewhere).values()) & set(keys.values())
     monkeypatch.setattr(run, "keys_of", lambda _: keys)
@@ -547,9 +544,9 @@ class Underway:
 
 def test_a_job_under_way_counts_if_it_is_of_this_trainer(monkeypatch):
     """A job for another trainer may end early, before it makes the missing runs."""
-    keys = {"solution": "s", "before-1": "b", "after-1": "mine", "band-1": "n"}
+    keys = {"solution": "s", "before-1": "b", "after-1": "mine", "extra": "n"}
     others, own = Underway(), Underway()
-    jobs = [(others, keys | {"after-1": "other"}), (own, {"after-1": "mine", "band-1": "n"})]
+    jobs = [(others, keys | {"after-1": "other"}), (own, {"after-1": "mine", "extra": "n"})]
     monkeypatch.setattr(run, "_checks", lambda: iter(jobs))
     planned = planned_of(keys)
     assert run.under_way(planned, keys, ["n"]) is own
@@ -558,8 +555,8 @@ def test_a_job_under_way_counts_if_it_is_of_this_trainer(monkeypatch):
 
 @pytest.mark.parametrize("told", [None, {"after-1": "folder"}])
 def test_what_an_interrupted_check_left_is_ended_once_it_tells_enough(monkeypatch, told):
-    keys = {"solution": "s", "before-1": "b", "after-1": "mine", "band-1": "n"}
-    job, found = Underway(), {name: name for name in keys if name != "band-1"}
+    keys = {"solution": "s", "before-1": "b", "after-1": "mine", "extra": "n"}
+    job, found = Underway(), {name: name for name in keys if name != "extra"}
     for name, value in {
         "keys_of": keys,
         "known": found,
@@ -576,20 +573,18 @@ def test_what_an_interrupted_check_left_is_ended_once_it_tells_enough(monkeypatc
 def test_only_the_first_pair_is_judged_by_itself(monkeypatch):
     """While runs are timed, the check leaves the processor alone: unless it begins with more."""
     pairs = ["before-1", "after-1", "after-2", "before-2"]
-    keys = dict.fromkeys(["solution", *pairs, "band-1"])
+    keys = dict.fromkeys(["solution", *pairs])
     judged = []
 
     def found_out(exercise, ended, standards, timed):
         judged.append(len(found))
-        losses = Finding(SAME, "losses", "losses", False, "1", "2", "losses")
-        return SimpleNamespace(findings=[losses])
+        return SimpleNamespace(findings=[Finding(SAME, "images", "images", True, "1", "1")])
 
     def wait(job, step, enough):
         for name in left:
             found[name] = name
             if answer := enough():
                 return answer
-        raise AssertionError("the band told nothing")
 
     monkeypatch.setattr(judge, "judge", found_out)
     monkeypatch.setattr(run, "_wait", wait)
@@ -602,7 +597,7 @@ def test_only_the_first_pair_is_judged_by_itself(monkeypatch):
         monkeypatch.setattr(run, "known", lambda *_, found=found: found)
         judged.clear()
         run.finished(planned, judge.Standards())
-        assert judged == [max(3, known), 5, 6]
+        assert judged == [max(3, known)]
 
 
 def test_what_measures_is_the_trainer_and_all_rooms_that_it_imports():
@@ -654,8 +649,7 @@ def test_a_speed_that_did_not_pass_is_measured_again_by_the_next_check(
     planned = plan.of(exercises.find("01_gpu"), checked_job, pairs=1)
     keys = run.keys_of(planned)
     forgotten = {"before-1", "after-1"} if measured_again else set()
-    missing = set(keys) - set(run.known(planned))
-    assert missing - run.optional(planned.entries) == forgotten
+    assert set(keys) - set(run.known(planned)) == forgotten
 
 
 # Which jobs can be checked -----------------------------------------------------------------------
@@ -729,7 +723,6 @@ def test_a_large_state_is_never_kept(job, precision, monkeypatch):
         ("before-1", 4.0, 0.0, None),  # of 01: on a processor
         ("two-epochs-solution", 4.0, 0.0, None),
         ("beside-ddp", 4.0, 0.0, None),
-        ("band-2", 4.0, 0.0, None),
     ],
 )
 def test_only_runs_of_the_trainees_trainer_are_ended_if_they_stand_still(

@@ -36,8 +36,6 @@ def entries(step, answers, folder):
             found[usual] = series.Entry(usual, solution, flags, audit=plan.LEDGER)
             for name, more in exercises.find(step).beside.items():
                 found[f"{own}{name}"] = series.Entry(f"{own}{name}", solution, [*flags, *more])
-            audit = plan.BAND | {"perturb": 1}
-            found[f"{own}band-1"] = series.Entry(f"{own}band-1", solution, flags, audit=audit)
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
         name = f"{answer.name}--after-1"
@@ -65,7 +63,7 @@ def runs(request, tmp_path_factory):
 def verdict(runs, answer):
     step, _, folders = runs
     own = f"{answer.flags.replace(' ', '')}--" if answer.flags else ""
-    found = {name: folders[f"{own}{name}"] for name in ("solution", "band-1")}
+    found = {"solution": folders[f"{own}solution"]}
     found["after-1"] = folders[f"{answer.name}--after-1"]
     for name in exercises.find(step).beside:
         found[name] = folders[f"{own}{name}"]

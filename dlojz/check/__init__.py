@@ -94,8 +94,7 @@ def _end(job, trainer) -> ending.Ending:
 def _timed(exercise, job, pairs):
     planned, standards = plan.of(exercise, job, pairs), plan.standards(exercise, job)
     runs = run.finished(planned, standards)
-    names = {entry.name for entry in planned.entries}
-    timed = names - run.optional(planned.entries) <= set(runs)
+    timed = {entry.name for entry in planned.entries} <= set(runs)
     verdict = judge.judge(exercise, runs, standards, timed=timed)
     verdict.notes = (*planned.notes, *verdict.notes)
     verdict.reached = _reached(exercise, job, runs) if verdict.passed else {}

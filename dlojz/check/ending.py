@@ -56,7 +56,6 @@ class Role(StrEnum):
     SOLUTION = "solution"  # the solution, with the flags of the job
     BEFORE = "before"  # in a pair: the step before, and the trainee's
     AFTER = "after"
-    BAND = "band"  # the solution, with weights that are off by a rounding error
     BESIDE = "beside"  # the solution, with more flags
     EXTRA, EXTRA_SOLUTION = "extra", "extra-solution"  # short ones, with other flags
     # The trainee's and the solution's, with a small model: if a state of the job's is too large.

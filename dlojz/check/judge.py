@@ -56,7 +56,7 @@ def judge(
     for role, number in ((Role.SOLUTION, 0), (Role.AFTER, 1)):
         if not _of(ended, role):
             return _not_run(exercise, role.named(number))
-    for run in _of(ended, Role.SOLUTION, Role.BAND, Role.AFTER):
+    for run in _of(ended, Role.SOLUTION, Role.AFTER):
         if not run.end.completed:
             return _stopped(exercise, run, *_of(ended, Role.SOLUTION))
     runs, broken = _read(exercise, ended)
@@ -262,7 +262,6 @@ def _audit(exercise, ended, runs, timed) -> list[Finding]:
         else:
             last = run.replay if run.end.completed else run
             broken.append(_ended(exercise, last.folder, last.end, "audit", "audit"))
-    bands = [run.log for run in _of(ended, Role.BAND)]
     ranks = runs.mine.ranks, runs.reference.ranks
     of_mine = [r for r in found if r.folder == runs.mine.path.parent]
     links = audit.findings(found) if found else []
@@ -270,7 +269,7 @@ def _audit(exercise, ended, runs, timed) -> list[Finding]:
         *(audit.as_large(runs.mine, runs.reference) if _of(ended, Role.SMALL) else []),
         *(f for f in links if timed or f.hint != audit.TOO_SHORT),
         *broken[:1],
-        audit.losses(runs.mine, runs.reference, bands, precision, early=not timed),
+        audit.losses(runs.mine, runs.reference),
         audit.validation(*ranks, precision, audit.computed_again(of_mine)),
         *audit.validated(found),
         reported.finding(ranks[0], [r.every for r in of_mine]),

@@ -129,9 +129,6 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     gradients tell more. If a state takes over 5 GB, or the job would not fit in float32, whole
     updates are kept of another run, with the exercise's small model and otherwise the same flags.
 
-    In a band, the solution's weights are off by a rounding error. Bands come last: none is needed
-    where the losses agree.
-
     run: the job's log.
     """
     mine, flags = job.directory / "trainer.py", without(flags_of(job), LEFT_OUT)
@@ -142,10 +139,6 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
         bar = bars.bar(exercise.step, hardware, run.start["arguments"])
         pairs = 0 if bar.at_least is None else stats.MIN_PAIRS
     entries = [_entry(Role.SOLUTION, 0, solution, flags, audit=LEDGER)]
-    bands = [
-        _entry(Role.BAND, seed, solution, flags, audit=BAND | {"perturb": seed})
-        for seed in range(1, 1 + len(audit.DRIFTS))
-    ]
     for name, more in exercise.beside.items():
         entries.append(series.Entry(name, solution, [*flags, *more], role=Role.BESIDE))
     precision = audit.precision_of(run, hardware)
@@ -166,7 +159,7 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
             alike = wish | {"validate": False}
             both.insert(0, _entry(Role.BEFORE, i, before, known, audit=alike))
         entries += both if i % 2 else reversed(both)
-    return [*entries, *bands]
+    return entries
 
 
 def _entry(role: Role, number: int, trainer, flags, **more) -> series.Entry:
@@ -216,7 +209,6 @@ def _beside(exercise, mine, solution, flags, coarse, large):
 
 
 LEDGER = {"write": True}  # for the solution's auditor: keep every step, but no update
-BAND = {"validate": False}
 ALONE = {"middle": True}  # a run without pairs has time for another look
 # For runs whose updates alone are read: cuDNN would try algorithms for minutes.
 UNTIMED = {"autotune": False, "validate": False}

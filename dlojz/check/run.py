@@ -13,7 +13,6 @@ from pathlib import Path
 
 from dlojz import course, launch
 from dlojz.check import judge
-from dlojz.check.audit import LOSSES
 from dlojz.check.ending import Cause, EndedRun, How, Role
 from dlojz.check.exercise import FASTER
 from dlojz.check.plan import Plan, hardware_of, placed
@@ -83,27 +82,21 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
 def telling(plan: Plan, found: Mapping[str, EndedRun], standards) -> dict[str, EndedRun] | None:
     """Return the finished runs if they are enough for a verdict, else None.
 
-    The first pair is enough if something in it is wrong. Otherwise all pairs are, unless the losses
-    are too far: the solution's may be as far. Then bands are run, one after the other, as long as
-    nothing but the losses fails.
+    The first pair is enough if something in it is wrong.
     """
-    last, stage = optional(plan.entries), _stage(plan.entries, found)
-    if not stage:
+    stage = _stage(plan.entries, found)
+    if stage == ALL:
+        return {entry.name: found[entry.name] for entry in plan.entries}
+    if stage != FIRST:
         return None
-    timed, first = stage == ALL, _first(plan.entries) | last
-    names = [e.name for e in plan.entries if e.name in found and (timed or e.name in first)]
-    ended = {name: found[name] for name in names}
-    findings = judge.judge(plan.exercise, ended, standards, timed).findings
-    failing = {f.hint for f in findings if f.fails and (timed or f.part != FASTER)}
-    if not timed:
-        return ended if failing - {LOSSES} else None
-    more = failing == {LOSSES} if last & set(found) else LOSSES in failing
-    return None if more and not last <= set(found) else ended
+    ended = {name: run for name, run in found.items() if name in _first(plan.entries)}
+    findings = judge.judge(plan.exercise, ended, standards, timed=False).findings
+    return ended if any(f.fails and f.part != FASTER for f in findings) else None
 
 
 def _stage(entries, found) -> str:
     """Return the stage that can be judged: the FIRST pair, or ALL runs; "" for neither."""
-    if {entry.name for entry in entries} - optional(entries) <= set(found):
+    if {entry.name for entry in entries} <= set(found):
         return ALL
     return FIRST if _first(entries) <= set(found) else ""
 
@@ -266,14 +259,12 @@ def under_way(plan: Plan, keys: Mapping[str, str], missing) -> launch.Job | None
 def _submit(plan, missing: dict[str, str], found: Mapping[str, EndedRun]) -> launch.Job:
     places = {name: run.folder for name, run in found.items()}
     wanted = [placed(entry, places) for entry in plan.entries if entry.name in missing]
-    left_out = optional(plan.entries)
-    sure = [entry for entry in wanted if entry.name not in left_out] or wanted
-    about = about_s(plan, sure)
+    about = about_s(plan, wanted)
     step = plan.exercise.step
     text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
-    runs = f"{len(sure)} run{'s' * (len(sure) > 1)}"
+    runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)}"
     say(f"check {step} of job {plan.job.id}: {runs}, about {text}")
-    seconds = 3600 * (1 + int(3 * about_s(plan, wanted) // 3600))
+    seconds = 3600 * (1 + int(3 * about // 3600))
     wanted = [limited(entry, plan) for entry in wanted]
     check = {CHECK_FILE: json.dumps(missing).encode()}
     return series.submit(
@@ -293,11 +284,6 @@ def limited(entry: series.Entry, plan: Plan) -> series.Entry:
     most_s = max(COMPILES_S if plan.compile_s else STANDS_STILL_S, 10 * plan.seconds)
     replay = entry.replay and replace(entry.replay, most_s=most_s)
     return replace(entry, most_s=most_s, replay=replay)
-
-
-def optional(entries: Sequence[series.Entry]) -> set[str]:
-    """Return the names of the runs that may be left out: the bands, which come last."""
-    return {entry.name for entry in entries if entry.role == Role.BAND}
 
 
 def about_s(plan: Plan, entries: Sequence[series.Entry]) -> float:
@@ -321,10 +307,9 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, EndedRun] |
 
     entries, answer = series.entries(job), None
     silent = False if launch.in_a_notebook() else None
-    sure = len(entries) - len(optional(entries))
     with (
         _reported_if_interrupted(job),
-        tqdm(total=sure or len(entries), unit="run", leave=False, disable=silent) as bar,
+        tqdm(total=len(entries), unit="run", leave=False, disable=silent) as bar,
     ):
         while not (state := job.state).final:
             progress.share_state(job, state)

@@ -67,11 +67,10 @@ def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
 
     keep: the number of updates, 0 by default; watch: keep every step for a replay, even without an
     update; write: write the updates into files (otherwise they are only copied); memory: files
-    without a name, held in memory by the job, to write into if it has room; perturb: move the
-    initial weights by a rounding error, drawn with this seed; autotune: false forbids cuDNN to try
-    its algorithms, which in float32 can take minutes; validate: false ends the run with its
-    training; middle: true has the witness profile one more step, drawn from those before the last;
-    epochs: the witness looks at every step; if this is the only wish there is no auditor.
+    without a name, held in memory by the job, to write into if it has room; autotune: false forbids
+    cuDNN to try its algorithms, which in float32 can take minutes; validate: false ends the run
+    with its training; middle: true has the witness profile one more step, drawn from those before
+    the last; epochs: the witness looks at every step; if this is the only wish there is no auditor.
     """
     wish = wished()
     if wish.keys() == {"epochs"}:
@@ -114,26 +113,6 @@ def plainly(model):
     """Return a function from the name of a weight or buffer to its name in the solution."""
     inside = around(model)
     return lambda name: plain(name).removeprefix(inside)
-
-
-def perturb(model, relative: float, seed: int):
-    """Move each weight by a share of it, drawn with this standard deviation."""
-    generators = {}
-    with torch.no_grad():
-        for weight in map(own, model.parameters()):
-            device = weight.device
-            if device not in generators:
-                generators[device] = torch.Generator(device).manual_seed(seed)
-            noise = torch.randn(weight.shape, generator=generators[device], device=device)
-            weight.mul_(1 + relative * noise)
-
-
-def rounding(precision: str | None, device) -> float:
-    """Return the rounding error of a precision: half the distance between neighbours near 1."""
-    known = {"fp16": 2.0**-11, "bf16": 2.0**-8}
-    if device.type == "cuda":  # a processor has no TF32
-        known["tf32"] = 2.0**-11
-    return known.get(precision, 2.0**-24)
 
 
 def _named_aside():
@@ -286,8 +265,6 @@ class Auditor:
         self._held = self._most_held = 0  # bytes of the auditor's own
         on_gpu = self._device.type == "cuda"
         self._side_work = clocks.SideWork(clocks.CudaClock(self._device)) if on_gpu else None
-        if seed := wish.get("perturb"):
-            perturb(self._model, rounding(self._precision, self._device), seed)
         self._hook()
 
     def _hook(self):

@@ -41,7 +41,6 @@ from dlojz.training import distributed, imports
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.sharding import own
 from dlojz.watch import auditor
-from dlojz.watch.auditor import rounding
 
 EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
@@ -115,6 +114,26 @@ def _in_each_process(here) -> list:
 def imported(file):
     """Return a trainer as a module."""
     return imports.from_file(file, "solution")
+
+
+def perturb(model, relative: float, seed: int):
+    """Move each weight by a share of it, drawn with this standard deviation."""
+    generators = {}
+    with torch.no_grad():
+        for weight in map(own, model.parameters()):
+            device = weight.device
+            if device not in generators:
+                generators[device] = torch.Generator(device).manual_seed(seed)
+            noise = torch.randn(weight.shape, generator=generators[device], device=device)
+            weight.mul_(1 + relative * noise)
+
+
+def rounding(precision: str | None, device) -> float:
+    """Return the rounding error of a precision: half the distance between neighbours near 1."""
+    known = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+    if device.type == "cuda":  # a processor has no TF32
+        known["tf32"] = 2.0**-11
+    return known.get(precision, 2.0**-24)
 
 
 class Replay:
@@ -344,7 +363,7 @@ class Replay:
             self._lay_out(self.weights[name], tensor)
             own(self.weights[name]).copy_(tensor)
         if moved:
-            auditor.perturb(self._model, *moved)
+            perturb(self._model, *moved)
         for name, buffer in self._buffers.items():  # the trainee's may have more
             buffer.copy_(buffers[name])
 
