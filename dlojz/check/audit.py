@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from dlojz.check.exercise import SAME, Finding, State
 from dlojz.runs import derived, log, records
@@ -41,10 +40,6 @@ BUFFERS = 1e-5  # statistics that were not updated are 5e-2, the mean of two pro
 # 0.05 (64 px, batch 32), and a classifier that sees every second feature is off by 0.7.
 COARSE_NOISES, TOO_NOISY = 1.5, 0.5
 LOSSES = "losses"  # the key, and the hint
-VALIDATION, MAGNIFIED = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}, 100
-# Validations computed again from the trainee's weights. Right trainers: 1e-7 on a processor, on
-# an H100 2.5e-7 in float32, and in bf16 1e-3 if they are compiled and 1e-2 if they are sharded.
-VALIDATED, VALIDATED_NOISES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}, 10
 EVALUATION = "evaluation"  # the hint
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 # The share that may be missing from the sum of the Chronometer's marks: a busy machine can hold a
@@ -74,14 +69,11 @@ LABELS = {  # of the findings, by key
     "buffers": "batch statistics",
     "optimizer": "update of all weights",
     "losses": "losses{steps}",
-    "val-losses": "losses of the validation",
-    "val-outputs": "size of the outputs in the validation",
+    "val-losses": "criterion of the validation",
     "val-weights": "weights of the validation",
     "val-buffers": "batch statistics of the validation",
     "val-labels": "labels of the validation",
     "val-pixels": "pixels of the validation",
-    "outputs-again": "outputs of the validation, computed again",
-    "losses-again": "losses of the validation, computed again",
     "windows": "Chronometer's windows",
     "clock": "clock",
     "marks": "Chronometer's speed",
@@ -454,71 +446,20 @@ def losses(mine: log.Run, reference: log.Run) -> Finding:
     return _finding(LOSSES, State.NOT_ASKED, text, "the updates are judged, not these", steps=steps)
 
 
-def validation(
-    mine: Sequence[log.Run], solution: Sequence[log.Run], precision: str, again: int = 0
-) -> Finding:
-    """Return a finding on the losses of the validation in each process, against the solution's.
-
-    They may be further apart than the losses of the training, whose drift a validation magnifies.
-    The model is that of process 0, with the batch statistics of its last step.
-
-    again: the number of batches computed again in each process, see `validated`. If it is all of
-    them, the losses are not compared: small batches are too chaotic.
-    """
+def validation(mine: Sequence[log.Run], solution: Sequence[log.Run]) -> Finding:
+    """Return a finding on the validated model and its criterion, in each process."""
     if other := another_model(mine):
         return other
-    key, found = "val-losses", []
     for run, usual in zip(mine, solution, strict=True):
-        seen, expected = run.audit.val_losses, usual.audit.val_losses
-        if expected and not seen and run.audit.losses and None not in run.audit.losses:
+        train, val = (run.audit.met.get(mode) for mode in ("train", "val"))
+        if train and not val and usual.audit.met.get("val"):
             asked = "`training.criterion`, as in the training"
-            return _finding(key, False, "of another criterion", asked, "unseen")
-        if not (seen and expected):  # a function computes the losses
-            key, seen, expected = "val-outputs", run.audit.val_outputs, usual.audit.val_outputs
-        if not (seen and expected):
-            return _finding(key, State.NOT_ASKED, "not seen", "an audited run")
-        if len(seen) != len(expected):
-            text, asked = (f"{len(values)} batches" for values in (seen, expected))
-            return _finding(key, False, text, asked, "validation")
-        if len(seen) > again:
-            found.append(_furthest(run, usual, seen, expected, precision))
-    if not found:
-        return _finding(key, True, "all computed again", "the solution's", EVALUATION)
-    # Such noise hides any mistake; but a loss that is NaN has other reasons.
-    noisy = [f for f in found if f.tolerance > 1 and f.share < (math.inf if again else 1)]
-    clear = [f for f in found if f not in noisy]
-    if noisy and all(f.share <= 1 for f in clear):
-        text = f"too noisy: the losses of the training are up to {noisy[0].drift:.1%} apart"
-        return _finding(key, State.NOT_ASKED, text, "a longer training, with larger batches")
-    worst = max(clear, key=lambda f: f.share)
-    text = f"{worst.loss:.5g} in batch {worst.batch}" if worst.share else "the same"
-    asked = f"{worst.expected:.5g}, off by at most {worst.tolerance:.2g} of it"
-    asked = asked if worst.share else "the solution's"
-    return _finding(key, worst.share <= 1, text, asked, EVALUATION)
-
-
-class _Furthest(NamedTuple):
-    """The batch of a validation whose loss is furthest off, relative to its tolerance."""
-
-    share: float
-    batch: int
-    loss: float
-    expected: float
-    tolerance: float
-    drift: float  # of the losses of the training
-
-
-def _furthest(run, usual, seen, expected, precision) -> _Furthest:
-    drift = max(map(_away, _losses(run), _losses(usual)), default=0.0)
-    tolerance = max(VALIDATION[precision], MAGNIFIED * drift)
-    off = [_away(loss, there) for loss, there in zip(seen, expected, strict=True)]
-    shares = [math.inf if math.isinf(away) else away / tolerance for away in off]
-    batch = max(range(len(shares)), key=shares.__getitem__)
-    return _Furthest(shares[batch], batch, seen[batch], expected[batch], tolerance, drift)
+            return _finding("val-losses", False, "another one", asked, "unseen")
+    return _finding("val-losses", True, "the training's", "the training's")
 
 
 def validated(runs: Sequence[Audited]) -> list[Finding]:
-    """Return findings on the last validation: the solution's batches, with the trainee's model."""
+    """Return findings on the last validation: the same images, with the trained statistics."""
     kept = [(r, r.every.validation) for r in runs if r.every]
     found, asked = [], "the solution's"
     apart, _ = _worst([[v.buffers or 0.0] for _, v in kept])
@@ -535,42 +476,7 @@ def validated(runs: Sequence[Audited]) -> list[Finding]:
     if worst > PIXELS:
         text, most = _where(worst, batch, "batch"), f"at most {PIXELS:g} apart"
         found.append(_finding("val-pixels", False, text, most, EVALUATION))
-    for key in ("outputs", "losses"):
-        there = [(*getattr(v, key), run.precision) for run, v in kept if key in v.known]
-        if there:
-            found.append(_computed(f"{key}-again", there))
     return found
-
-
-def computed_again(runs: Sequence[Audited]) -> int:
-    """Return the number of batches in each process that `validated` can judge by recomputation."""
-    return min((_judged_again(r.every.validation, r) for r in runs), default=0)
-
-
-def _judged_again(found, run) -> int:
-    noises = [getattr(found, key)[1] for key in found.known]
-    telling = any(_may_be_off(noise, run.precision) < 1 for noise in noises)
-    return found.again if telling else 0
-
-
-def _may_be_off(noise, precision) -> float:
-    return max(VALIDATED[precision], VALIDATED_NOISES * noise)
-
-
-def _computed(key, there):
-    """Return a finding on the batches computed again, from the process that is furthest off.
-
-    there: for each process its distance, the solution's own noise, and the precision.
-    """
-    scaled = []
-    for off, noise, precision in there:
-        most = _may_be_off(noise, precision)
-        scaled.append((0.0 if math.isinf(most) else off / most, off, most))
-    share, off, most = max(scaled)
-    text, asked = f"off by {off:.2g} of their size", f"at most {most:.2g}"
-    if share <= 1 <= most:
-        return _finding(key, State.NOT_ASKED, f"too noisy: {text}", "a longer training")
-    return _finding(key, share <= 1, text, asked, EVALUATION)
 
 
 def another_model(mine: Sequence[log.Run]) -> Finding | None:

@@ -270,7 +270,7 @@ def _audit(exercise, ended, runs, timed) -> list[Finding]:
         *(f for f in links if timed or f.hint != audit.TOO_SHORT),
         *broken[:1],
         audit.losses(runs.mine, runs.reference),
-        audit.validation(*ranks, precision, audit.computed_again(of_mine)),
+        audit.validation(*ranks),
         *audit.validated(found),
         reported.finding(ranks[0], [r.every for r in of_mine]),
         reported.rates(runs.mine, runs.reference),

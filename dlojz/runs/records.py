@@ -306,8 +306,6 @@ class Audit(Record):
     windows: list = field(default_factory=list)
     images: list = field(default_factory=list)  # of each step: those whose gradient came back
     losses: list = field(default_factory=list)  # of each step, from the criterion
-    val_losses: list = field(default_factory=list)  # of each batch of the validations
-    val_outputs: list = field(default_factory=list)  # the norms of the logits of these batches
     # By mode, of each batch: its loss, its images, and how many of these were classified rightly.
     met: dict = field(default_factory=dict)
     same_buffers: bool | None = None  # as a validation begins: those of the step before
@@ -370,16 +368,7 @@ class Validation(Record):
     pixels: list = field(default_factory=list)
     labels: list = field(default_factory=list)  # whether they were the same; None: not seen
     right: list = field(default_factory=list)  # see Every
-    again: int = 0  # batches that were computed again
     buffers: float | None = None  # from those of process 0
-    outputs: list = field(default_factory=list)  # of these: how far off, and the solution's noise
-    losses: list = field(default_factory=list)
-
-    @property
-    def known(self) -> list[str]:
-        """Return the recomputed ones that can be compared, of outputs and losses."""
-        both = {"outputs": self.outputs, "losses": self.losses}
-        return [name for name, off in both.items() if off and None not in off]
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,7 @@ VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
 ROWS = 6  # of the weights, drawn for each run
 ROOM = 8  # free memory that updates need, as a multiple of their size; else they go to the disk
-# Limits in bytes of the logits of a run and their gradients, and of its last validation.
-MOST_LOGITS, MOST_VALIDATED = 256 * 2**20, 64 * 2**20
+MOST_LOGITS = 256 * 2**20  # bytes of the logits of a run and their gradients
 QUICK_S = 0.005  # about the tick of a file system's clock
 SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # written into an optimizer's group by a scheduler
 # The tensors of an optimizer's state that have the shape of the weight.
@@ -164,7 +163,7 @@ class Watched:
     kept: list = field(default_factory=list)
     files: list = field(default_factory=list)  # the files of `kept`
     first_buffers: dict = field(default_factory=dict)
-    validated: str | None = None  # the file of the model as the last validation began
+    validated: dict | None = None  # the buffers as the last validation began
     validation: list[Batch] = field(default_factory=list)
 
 
@@ -248,12 +247,8 @@ class Auditor:
         self._last_update = steps // self._accumulate - 1
         self._kept, self._waiting, self._files = [], [], []
         self._memory = {}  # on the CPU, by part: updates are packed there one after the other
-        self._steps_seen, self._updates, self._val_losses = [], [], []
-        self._val_outputs = []
-        self._model_file, self._validation = (
-            None,
-            [],
-        )  # of the last validation: its file, its batches
+        self._steps_seen, self._updates = [], []
+        self._val_buffers, self._validation = None, []  # of the last validation, as it began
         self._first_buffers = None
         self._met = {"train": [], "val": []}  # the expected metrics of each batch
         self._logit_bytes, self._with_logits, self._outputs = 0, [], 0
@@ -454,27 +449,13 @@ class Auditor:
             self._unchanged.append(alike and (other.to(buffer.device) == buffer).all())
 
     def _see_validation(self, images):
-        """Keep the input of a batch of the last validation, and before the first one the model."""
+        """Keep the input of a batch of the last validation, and the buffers as it begins."""
         if not self._wish.get("write"):
             return
-        if self._keep and not self._validation:
-            with self.pause():
-                self._model_file = self._write_model()
         with self._aside():
+            if self._keep and not self._validation:
+                self._val_buffers = self._copied_buffers()
             self._validation.append(Batch(self._sample(images)))
-
-    def _write_model(self) -> str | None:
-        """Write weights and buffers; return the file, or None if there is no room."""
-        parts = {
-            "weights": {name: own(p) for p, name in self._names.items()},
-            "buffers": self._copied_buffers(),
-        }
-        file = folder_of(self._run.folder) / f"validation.rank{idr_torch.rank}.pt"
-        try:
-            _save({name: pack(tensors) for name, tensors in parts.items()}, file)
-        except OSError:  # a full disk is not the trainer's fault
-            return None
-        return str(file)
 
     def _compare_weights(self):
         """Note whether a batch is validated with the weights that the last update left."""
@@ -520,8 +501,7 @@ class Auditor:
 
     def _on_output(self, model, inputs, logits):
         if torch.is_tensor(logits) and not model.training:
-            self._val_outputs.append(logits.detach().float().norm())
-            self._keep_outputs(logits)
+            self._see_outputs(logits)
         if not self._steps_seen:
             return
         if not (torch.is_tensor(logits) and logits.requires_grad and model.training):
@@ -559,15 +539,11 @@ class Auditor:
         """
         return None if self._met[mode] or logits.ndim != 2 else logits.detach().argmax(1)
 
-    def _keep_outputs(self, logits):
-        """Keep the model's outputs for a batch of the last validation."""
-        batches = self._validation
-        if batches:
+    def _see_outputs(self, logits):
+        """Keep the likeliest classes of a batch of the last validation."""
+        if self._validation:
             with self._aside():
-                batches[-1].best = self._best(logits, "val")
-        if self._model_file and len(batches) * logits.nbytes <= MOST_VALIDATED:
-            with self._aside():
-                batches[-1].logits = logits.detach().clone()
+                self._validation[-1].best = self._best(logits, "val")
 
     def _on_logits_gradient(self, step, gradient):
         with self._aside():
@@ -582,8 +558,6 @@ class Auditor:
             mean = per_image(criterion, loss, len(logits))
             self._met[mode].append(_met(logits, labels, mean))
             batches = self._steps_seen if mode == "train" else self._validation
-            if mode == "val":
-                self._val_losses.append(mean)
             if batches and (mode == "val" or loss.requires_grad):
                 batches[-1].loss, batches[-1].labels = mean, labels.detach().clone()
 
@@ -776,7 +750,7 @@ class Auditor:
                 kept=self._kept,
                 files=[str(file) for file in self._files],
                 first_buffers=on_cpu(self._first_buffers or {}),
-                validated=self._model_file,
+                validated=on_cpu(self._val_buffers),
                 validation=on_cpu(self._validation),
             )
             _save(watched, watched_file(self._run.folder, idr_torch.rank))
@@ -785,8 +759,6 @@ class Auditor:
                 windows=self._windows,
                 images=[int(s.images or 0) for s in steps],
                 losses=[None if s.loss is None else float(s.loss) for s in steps],
-                val_losses=[float(loss) for loss in self._val_losses],
-                val_outputs=[float(size) for size in self._val_outputs],
                 met={mode: _numbers(batches) for mode, batches in self._met.items()},
                 same_buffers=self._same_buffers and all(map(bool, self._unchanged)),
                 same_weights=self._same_weights,

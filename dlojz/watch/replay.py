@@ -11,8 +11,7 @@ criterion   the gradient of the logits: that of the solution's criterion for the
 gradients   as they enter the optimizer: the solution's, from the same weights and its own images
 optimizer   the solution's, fed with the trainee's gradients: the weights and momenta that follow
 buffers     of batch normalization, after the step
-validation  pixels and labels of each batch; the outputs: the solution's, for some of them if the
-            images are large, from the same weights and buffers; the buffers: those of process 0
+validation  pixels and labels of each batch; the buffers: those of process 0
 
 The noise of each link is the solution's own, with weights that are off by a rounding error of the
 run's precision. Such an error can turn a ReLU on or off, and the gradients jump: where they are far
@@ -23,7 +22,6 @@ Every number goes into the log; `dlojz.check.audit` judges them.
 
 import inspect
 import math
-import random
 import sys
 import warnings
 from dataclasses import replace
@@ -46,9 +44,6 @@ EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
 USUAL = 1e-4  # the noise of float32's gradients without a kink: ShuffleNet, on a processor
 AGAIN = 6  # repetitions of an update whose gradients are far off
-# Batches of a validation to compute again: at least three, and more up to this number of pixels.
-# Training with small batches is chaotic, so their losses cannot be compared otherwise.
-VALIDATED, VALIDATED_PIXELS = 3, 2**20
 LARGE = 1e-3  # share of the whole gradient: smaller tensors are only checked for existence
 FORMATS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
 GONE = 99.0  # the distance of a gradient of zeros
@@ -297,66 +292,23 @@ class Replay:
         ]
 
     def validation(self, mine: auditor.Watched, solution: auditor.Watched) -> records.Validation:
-        """Return the distance of the last validation's batches from the solution's.
-
-        Some of them are computed again, from the trainee's weights and buffers.
-        """
+        """Return the distance of the last validation's batches from the solution's."""
         pairs = list(zip(mine.validation, solution.validation, strict=False))
-        found = {
-            "pixels": [_pixels(*pair) for pair in pairs],
-            "labels": [_same_labels(*pair) for pair in pairs],
-            "right": [_right(*pair) for pair in pairs],
-        }
-        numbers = [k for k, (batch, _) in enumerate(pairs) if batch.logits is not None]
-        most = max(VALIDATED, VALIDATED_PIXELS // (self.args.batch_size * self.args.image_size**2))
-        count = min(most, *_in_each_process(len(numbers)))
-        kept = None
-        if mine.validated:
-            file = Path(mine.validated)
-            kept = {part: auditor.unpack(packed) for part, packed in torch.load(file).items()}
-            auditor.drop(file)
-        found |= {"again": count, "buffers": self._off_process_0(kept)}
-        if not count:
-            return records.Validation(**found)
-        numbers = random.sample(numbers, count)
-        batches = self._validation(numbers)
-        usual = self._validate(kept, batches)
-        moved = self._validate(kept, batches, (self._rounding, 1))
-        seen = [mine.validation[k] for k in numbers]
-        there = {
-            "outputs": [batch.logits for batch in seen],
-            "losses": [batch.loss for batch in seen],  # None if a function computes them
-        }
-        computed = {
-            key: [_outputs(there[key], usual[key]), _outputs(moved[key], usual[key])]
-            for key in usual
-        }
-        return records.Validation(**found, **computed)
+        return records.Validation(
+            pixels=[_pixels(*pair) for pair in pairs],
+            labels=[_same_labels(*pair) for pair in pairs],
+            right=[_right(*pair) for pair in pairs],
+            buffers=self._off_process_0(mine.validated),
+        )
 
     def _off_process_0(self, kept) -> float | None:
         """Return the distance of a validation's buffers from process 0's; None: unknown."""
         # Views of one tensor would be sent with all of it.
-        here = kept and {name: kept["buffers"][name].clone() for name in self._buffers}
+        here = kept and {name: kept[name].clone() for name in self._buffers}
         first, *_ = _in_each_process(here)
         if here is None or first is None:
             return None
         return 0.0 if here is first else _buffers(here, first)
-
-    def _validation(self, numbers) -> list:
-        loader, found = self.loaders[1], {}
-        for number, keys in enumerate(islice(loader.batch_sampler, max(numbers) + 1)):
-            if number in numbers:
-                found[number] = self._made(loader.dataset, keys)
-        return [found[number] for number in numbers]
-
-    @torch.no_grad()
-    def _validate(self, kept, batches, moved=None) -> dict:
-        self._put(kept["weights"], kept["buffers"], moved)
-        self._model.eval()
-        made = [self.trainer.forward(self.training, *batch, self.args) for batch in batches]
-        self._model.train()
-        logits, losses = zip(*made, strict=True)
-        return {"outputs": logits, "losses": losses}
 
     def _put(self, weights, buffers, moved):
         for name, tensor in weights.items():
