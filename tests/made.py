@@ -86,10 +86,8 @@ def audit(folder, images, steps, step_s):
     count = steps - 5  # without the three first, and the two last
     window = {"first_step": 3, "steps": count, "images": images * count}
     wall = count * step_s
-    window |= {"wall_s": wall, "lost_s": 0.0, "clock_s": wall, "files_s": wall}
-    window |= {"stopped_s": 0.0, "ahead": 0}
-    _add(folder, when="audit", windows=[window], images=[images] * steps, losses=[2.0] * steps,
-         own_clock=True)  # fmt: skip
+    window |= {"wall_s": wall, "lost_s": 0.0}
+    _add(folder, when="audit", windows=[window], images=[images] * steps, losses=[2.0] * steps)
 
 
 def replay(folder, images, steps):

@@ -644,30 +644,6 @@ def test_what_fails_in_both_is_told_once(tmp_path):
 # What a trainer could hide behind ---------------------------------------------------------------
 
 
-def looked(folder, aside_ms):
-    """Note how long the auditor looked at each step of a run."""
-    rewrite(
-        folder,
-        lambda e: (
-            e | {"windows": [w | {"aside_s": w["steps"] * aside_ms / 1000} for w in e["windows"]]}
-            if e.get("when") == "audit"
-            else e
-        ),
-    )
-
-
-@pytest.mark.parametrize(("aside_ms", "hidden"), [(1.5, False), (9.5, False), (10.5, True)])
-def test_work_that_is_hidden_in_the_auditors_looks_is_refused(tmp_path, aside_ms, hidden):
-    """Steps of 100 ms: three times as long as in the other runs, 5 and 2 ms are allowed."""
-    exercise, folders = made_runs(tmp_path, "02")
-    for name, folder in folders.items():
-        looked(folder, aside_ms if name.startswith("after-") else 1.0)
-    found = judge.judge(exercise, made.ended(folders), judge.Standards())
-    assert found.passed != hidden
-    assert ("time of the check's own looks" in repr(found)) == hidden
-    assert found.hint_key == ("clock" if hidden else None)
-
-
 def taking(folder, gigabytes):
     def change(event):
         memory = {"device_peak_bytes": gigabytes * 1e9, "device_total_bytes": 80e9}

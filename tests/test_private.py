@@ -47,7 +47,6 @@ def without(monkeypatch):
         ("norms", ([torch.ones(4)],), [torch.tensor(2.0)]),
         ("is_profiling", (), False),
         ("event_type", (), torch.cuda.Event),
-        ("in_work", (DataLoader([1]),), 0),
         ("end_workers", (), None),
         ("be_worker_of", ([], 0), None),
         ("shard_fused_sgd", (), None),
@@ -143,12 +142,10 @@ def test_an_event_has_the_methods_of_c():
     assert {own.record, own.query, own.elapsed_time}.isdisjoint(vars(torch.cuda.Event).values())
 
 
-def test_a_loaders_workers_are_asked_and_ended():
+def test_a_loaders_workers_are_ended():
     loader = DataLoader(range(64), num_workers=1, prefetch_factor=4)
     batches = iter(loader)
     next(batches)
-    assert 0 <= private.in_work(loader) <= 4
-    assert private.in_work(DataLoader([1])) == 0
     private.end_workers()
     assert not batches._workers[0].is_alive()
 

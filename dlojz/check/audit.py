@@ -41,14 +41,9 @@ BUFFERS = 1e-5  # statistics that were not updated are 5e-2, the mean of two pro
 COARSE_NOISES, TOO_NOISY = 1.5, 0.5
 LOSSES = "losses"  # the key, and the hint
 EVALUATION = "evaluation"  # the hint
-CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 # The share that may be missing from the sum of the Chronometer's marks: a busy machine can hold a
 # process between two marks.
 CHRONOMETER, CHRONOMETER_S = 0.10, 0.010
-# Limits for the time of the auditor's looks: a factor over other runs, a share of a step, and an
-# offset. A tensor's own methods could work while it is looked at and the clocks stand still.
-LOOKS, LOOKS_SHARE, LOOKS_S = 3, 0.05, 0.002
-STOCK = 0.1  # of a window's batches may have been loaded before it
 
 EACH_STEP = ("images", "pixels", "criterion", "scales")  # fields of a replay
 LABELS = {  # of the findings, by key
@@ -74,11 +69,7 @@ LABELS = {  # of the findings, by key
     "val-buffers": "batch statistics of the validation",
     "val-labels": "labels of the validation",
     "val-pixels": "pixels of the validation",
-    "windows": "Chronometer's windows",
-    "clock": "clock",
     "marks": "Chronometer's speed",
-    "looks": "time of the check's own looks",
-    "stock": "batches loaded before the window",
 }
 
 
@@ -501,28 +492,11 @@ def _away(loss, expected):
     return math.inf if math.isnan(away) else away
 
 
-def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
-    """Return findings on the file system's clock and the Chronometer: they agree with the auditor.
-
-    A trainer may not stop the Chronometer's clock, either.
-    """
-    # A window waits for the first update that a gradient scaler does not skip, for a compiler, and
-    # for the trainer's own profiler.
-    waits = [
-        (r.whole.optimizer_steps, r.probe.batches, r.probe.compiles_in, _profiled(r))
-        for r in (run, reference)
-    ]
-    parts = [_parts(r, begins=waits[0] == waits[1]) for r in (run, reference)]
-    found = [_finding("windows", parts[0] == parts[1], parts[0], parts[1], "marks")]
+def speed(run: log.Run) -> list[Finding]:
+    """Return a finding on the Chronometer's speed: it is not above the one that was measured."""
     windows = run.audit.windows
     if not windows:
-        return found
-    apart = [max(abs(w["files_s"] - w["clock_s"]), w["stopped_s"]) for w in windows]
-    most = [max(CLOCKS * w["clock_s"], CLOCKS_S) for w in windows]
-    steady = run.audit.own_clock and all(a <= m for a, m in zip(apart, most, strict=True))
-    asked = f"at most {CLOCKS:.0%} or {1000 * CLOCKS_S:.0f} ms from the file system's"
-    text = f"{max(apart):.2g} s off" if run.audit.own_clock else "not the Chronometer's own"
-    found.append(_finding("clock", steady, text, asked, "clock"))
+        return []
     reported, measured = _reported_speed(run), _speed(windows)
     # A busy machine may hold a process between the auditor's mark and the Chronometer's.
     least_s = _wall_s(windows) / (1 + CHRONOMETER) - CHRONOMETER_S
@@ -530,72 +504,7 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
     ok = reported is not None and reported <= most
     text = "nothing" if reported is None else f"{reported:,.0f} images/s"
     asked = f"{measured:,.0f} images/s, as the auditor measured, or up to {most:,.0f}"
-    found.append(_finding("marks", ok, text, asked, "marks"))
-    return [*found, _stock(windows, reference.probe.loader)]
-
-
-def looks(after: Sequence[log.Run], before: Sequence[log.Run], solution: log.Run) -> list[Finding]:
-    """Return a finding if the auditor's looks took longer in the trainee's runs than elsewhere.
-
-    Its clocks stand still meanwhile, and a trainer's tensor or module may have methods that work
-    while it is looked at. On a GPU that waits for the host, perhaps only in the trainee's runs, all
-    of the host's time counts.
-    """
-    sides = [[w for run in runs for w in run.audit.windows] for runs in (after, before)]
-    devices = {run.setup.get("device", "").partition(":")[0] for run in (*after, *before)}
-    every = [*sides, solution.audit.windows]
-    known = all("aside_s" in window for windows in every for window in windows)
-    if not (all(sides) and known) or len(devices) > 1:
-        return []
-    mine, *others = (_of_a_step(windows, "aside_s") for windows in every if windows)
-    usual = max(others)
-    most = LOOKS * usual + LOOKS_SHARE * _of_a_step(sides[0], "wall_s") + LOOKS_S
-    if mine <= most:
-        return []
-    asked = f"at most {1000 * most:.2g} ms; {1000 * usual:.2g} ms in the other runs"
-    text = f"{1000 * mine:.2g} ms in each step"
-    return [_finding("looks", False, text, asked, "clock")]
-
-
-def _of_a_step(windows, name):
-    return sum(w[name] for w in windows) / sum(w["steps"] for w in windows)
-
-
-def _stock(windows, loader):
-    """Return a finding on the number of batches loaded before a window opened.
-
-    loader: the solution's, whose workers keep some ready.
-    """
-    kept = (loader.num_workers or 0) * (loader.prefetch_factor or 0)
-    ahead, steps = max((w["ahead"], w["steps"]) for w in windows)
-    most = max(1, STOCK * steps, kept)  # one may be on its way to the device
-    asked = f"at most {most:.0f}: a tenth, or what the solution's workers keep ready"
-    text = f"{ahead}, for {steps} steps"
-    if elsewhere := min(w["ahead"] for w in windows) < 0:
-        text = "unknown: they were not read from the loader that is watched"
-    return _finding("stock", ahead <= most and not elsewhere, text, asked, "ahead")
-
-
-def _profiled(run):
-    actions = run.profiler.actions if run.start.get("arguments", {}).get("profile") else []
-    return max((step for step, action in enumerate(actions, 1) if action != "NONE"), default=0)
-
-
-def _parts(run, begins):
-    """Return the steps that the Chronometer measured, and its number of validations, in words.
-
-    The step in the middle that is profiled counts as measured: a window ends before it.
-    """
-    spans = []
-    for window in run.windows:
-        first, end = window["first_step"], window["first_step"] + window["steps"]
-        end += end == run.middle.step
-        if spans and spans[-1][1] == first and first - 1 == run.middle.step:
-            first, _ = spans.pop()
-        spans.append((first, end))
-    words = "{0} from {1}" if begins else "to {2}"
-    windows = ", ".join(words.format(end - first, first, end) for first, end in spans) or "none"
-    return f"steps: {windows}; validations: {len(run.validations)}"
+    return [_finding("marks", ok, text, asked, "marks")]
 
 
 def _reported_speed(run):

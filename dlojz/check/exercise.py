@@ -22,7 +22,7 @@ PARTS = (SAME, FASTER, MECHANISM)
 # Hints on different work come first, then those on dishonest measurements and missing flags.
 WORK_FIRST = (
     *("called", "eval-mode", "train-mode", "images", "validation"),
-    *("momentum", "backward", "clock", "marks", "flag"),
+    *("momentum", "backward", "marks", "flag"),
 )
 
 

@@ -274,17 +274,8 @@ def _audit(exercise, ended, runs, timed) -> list[Finding]:
         *audit.validated(found),
         reported.finding(ranks[0], [r.every for r in of_mine]),
         reported.rates(runs.mine, runs.reference),
-        *audit.clocks(runs.mine, runs.reference),
-        *_looks(ended, runs.reference),
+        *audit.speed(runs.mine),
     ]
-
-
-def _looks(ended, solution) -> list[Finding]:
-    after, before = (
-        [run.log for run in _of(ended, role) if run.end.completed]
-        for role in (Role.AFTER, Role.BEFORE)
-    )
-    return audit.looks(after, before, solution)
 
 
 def _short_runs(exercise, ended, runs, audited) -> list[Finding]:

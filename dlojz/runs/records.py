@@ -299,10 +299,7 @@ class Profiling(Record):
 class Audit(Record):
     """The measurements of the auditor in a check's run: see `dlojz.watch.auditor`."""
 
-    # Dicts of first_step, steps, images, lost_s (the auditor's own work), aside_s (of that, its
-    # looks, and not what it writes), wall_s (without it), clock_s and files_s (with it), stopped_s
-    # (the clocks, by others), and ahead: how many batches had been loaded, but not used, as the
-    # window opened.
+    # Dicts of first_step, steps, images, lost_s (the auditor's own work) and wall_s (without it).
     windows: list = field(default_factory=list)
     images: list = field(default_factory=list)  # of each step: those whose gradient came back
     losses: list = field(default_factory=list)  # of each step, from the criterion
@@ -314,7 +311,6 @@ class Audit(Record):
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed
     peak_bytes: int | None = None  # of a GPU's memory, without what the auditor keeps there
     foreign: int = 0  # updates of weights that are not the model's
-    own_clock: bool = False  # the Chronometer's clock is its own
     timed: bool = True  # False with --profile: a profiler's steps say nothing about the speed
 
 

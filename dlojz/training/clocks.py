@@ -14,42 +14,24 @@ from dlojz.training import private
 
 _paused = 0.0  # seconds that belong to no clock
 _depth = 0  # of pauses within pauses
-_unasked = 0.0  # seconds of the trainer's own pauses
-_foreign = False  # a Chronometer has another clock than `host`
 
 
 @contextmanager
-def pause(ours=False):
-    """Leave this context out of all times of the run.
-
-    ours: the course pauses, to read sensors or to audit. A trainer has no reason to.
-    """
-    global _paused, _depth, _unasked
+def pause():
+    """Leave this context out of all times of the run: the course reads sensors, or audits."""
+    global _paused, _depth
     begin, _depth = perf_counter(), _depth + 1
     try:
         yield
     finally:
         _depth -= 1
-        seconds = perf_counter() - begin
         if _depth == 0:
-            _paused += seconds
-        if not ours:
-            _unasked += seconds
+            _paused += perf_counter() - begin
 
 
 def paused() -> float:
     """Return the seconds left out so far."""
     return _paused
-
-
-def unasked() -> float:
-    """Return the seconds of the trainer's own pauses so far."""
-    return _unasked
-
-
-def foreign() -> bool:
-    """Return whether a Chronometer of this process has another clock than `host`."""
-    return _foreign
 
 
 def host() -> float:
@@ -139,8 +121,6 @@ class Ledger:
     """
 
     def __init__(self, device, sink, clock, device_clock=None):
-        global _foreign
-        _foreign = _foreign or clock is not host
         if device_clock is None and str(device).startswith("cuda"):
             device_clock = CudaClock(device)
         self._sink, self._clock, self._device_clock = sink, clock, device_clock
@@ -193,7 +173,7 @@ class Ledger:
         self._synchronize()
         self.drain()
         self.marks = []
-        with pause(ours=True):  # it reads sensors
+        with pause():  # it reads sensors
             if self._sink:
                 self._sink.window_opens()
         self._window = self._now(step)
@@ -206,7 +186,7 @@ class Ledger:
             first, wall = self._window.begins, self._last.seconds - self._window.seconds
             if self._device_clock:  # it may pass the last mark after the host
                 wall = max(wall, _on_device(self._window, self._last) / 1000)
-            with pause(ours=True):
+            with pause():
                 if self._sink:
                     self._sink.window(first_step=first, steps=step - first, wall_s=wall)
         self._window = self._last = None

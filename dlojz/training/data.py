@@ -178,7 +178,6 @@ class Batches(torch.utils.data.Sampler):
                 f"{', or leave out --drop-last' * drop_last}"
             )
         self.epoch = self.first_step = 0
-        self.begun = 0  # batches of this epoch requested by a loader
         self.drawn = []  # for each epoch: checksums of the indices in its first batches
 
     def set_epoch(self, epoch: int, first_step: int = 0):
@@ -192,12 +191,11 @@ class Batches(torch.utils.data.Sampler):
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self):
-        self.begun, drawn = 0, []
+        drawn = []
         self.drawn.append(drawn)
         for batch in self._batches():
             if len(drawn) < CHECKED_BATCHES:
                 drawn.append(zlib.crc32(struct.pack(f"<{len(batch)}q", *batch)))
-            self.begun += 1
             yield [(self.epoch, index) for index in batch]
 
     def _batches(self):

@@ -330,23 +330,6 @@ def _iterators() -> list:
     return [thing for thing in gc.get_objects() if type(thing) is kind]
 
 
-@otherwise(lambda loader: 0)
-def in_work(loader) -> int:
-    """Return the number of batches that a loader's workers have yet to load.
-
-    Without it they count as loaded ahead.
-    """
-    return sum(_not_loaded(i) for i in _iterators() if _of(i, "_dataset") is loader.dataset)
-
-
-def _not_loaded(iterator) -> int:
-    tasks = _of(iterator, "_task_info").values()
-    arrived = sum(len(task) > 1 for task in tasks)
-    # one and the same, unless memory is pinned
-    queues = {_of(iterator, "_worker_result_queue"), _of(iterator, "_data_queue")}
-    return len(tasks) - arrived - sum(queue.qsize() for queue in queues)
-
-
 def _of(iterator, name):
     try:
         return getattr(iterator, name)

@@ -52,7 +52,6 @@ PIXELS = 8  # of each image, at the same places in all runs
 ROWS = 6  # of the weights, drawn for each run
 ROOM = 8  # free memory that updates need, as a multiple of their size; else they go to the disk
 MOST_LOGITS = 256 * 2**20  # bytes of the logits of a run and their gradients
-QUICK_S = 0.005  # about the tick of a file system's clock
 SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # written into an optimizer's group by a scheduler
 # The tensors of an optimizer's state that have the shape of the weight.
 STATES = {"Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq")}
@@ -255,7 +254,6 @@ class Auditor:
         self._foreign = 0
         self._windows, self._window = [], None
         self._paused_s, self._within_pause = 0.0, False
-        self._pauses_s = self._asides_s = 0.0  # their parts for writing and for looking
         self._peak = 0  # bytes of a GPU, without what the auditor holds
         self._held = self._most_held = 0  # bytes of the auditor's own
         on_gpu = self._device.type == "cuda"
@@ -293,10 +291,8 @@ class Auditor:
         """Stop all clocks of the run in this context; the device finishes its work first."""
         with _named_aside():
             self._wait()
-            begin = perf_counter()
             with self._stopped():
                 yield
-            self._pauses_s += perf_counter() - begin
 
     @contextmanager
     def _stopped(self):
@@ -304,7 +300,7 @@ class Auditor:
         begin, within = perf_counter(), self._within_pause
         self._within_pause = True
         try:
-            with clocks.pause(ours=True):
+            with clocks.pause():
                 yield
         finally:
             self._within_pause = within
@@ -320,10 +316,8 @@ class Auditor:
             with _named_aside(), self._side_work.during():
                 yield
             return
-        begin, pauses = perf_counter(), self._pauses_s
         with _named_aside(), self._stopped():
             yield
-        self._asides_s += perf_counter() - begin - (self._pauses_s - pauses)
 
     def _wait(self):
         if self._device.type == "cuda":
@@ -345,31 +339,20 @@ class Auditor:
         if not self._window and warm and begins and not ends:
             self._wait()
             self._lost_s()  # in the steps before
-            ahead = _loaded_ahead(self._loader, 1 + self._forwards % self._per_epoch)
-            with self._stopped():  # a slow disk is not the trainer's
-                offset = _offset(self._run.folder)
-            pauses = self._paused_s, clocks.unasked(), self._asides_s
-            self._window = (step, pauses, perf_counter(), offset, ahead)
+            self._window = (step, self._paused_s, perf_counter())
 
     def _close_window(self):
         if self._window is None:
             return
         self._wait()
-        first, (own, unasked, asides), begin, offset, ahead = self._window
+        first, paused, begin = self._window
         clock = perf_counter() - begin
-        beside = self._lost_s()
-        lost = self._paused_s - own + beside
-        aside = beside if self._side_work else self._asides_s - asides
-        others = clocks.unasked() - unasked
-        with self._stopped():
-            files = clock + _offset(self._run.folder) - offset
+        lost = self._paused_s - paused + self._lost_s()
         steps = self._forwards - first
         self._window = None
         if steps and not self._profiled:
             self._windows.append(
                 {"first_step": first, "steps": steps, "wall_s": clock - lost, "lost_s": lost}
-                | {"aside_s": aside, "clock_s": clock, "files_s": files, "stopped_s": others}
-                | {"ahead": ahead}
             )
 
     def _lost_s(self):
@@ -766,7 +749,6 @@ class Auditor:
                 kept=self._kept,
                 foreign=self._foreign,
                 peak_bytes=self._peak or None,
-                own_clock=not clocks.foreign(),
                 timed=not self._profiled,
             )
         )
@@ -1022,35 +1004,3 @@ def _scale(training):
         if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
             return _copy(private.scale(part))
     return None
-
-
-def _loaded_ahead(loader, used: int) -> int:
-    """Return the number of batches of this epoch that have been loaded, but not used.
-
-    They may wait anywhere: in a worker's queue, in a thread's, in a list of the trainer's. 0 if the
-    sampler is not ours, which shows in the images drawn; below 0 if more batches were used than
-    drawn.
-
-    used: batches that have entered the model, or are about to.
-    """
-    begun = getattr(getattr(loader, "batch_sampler", None), "begun", None)
-    ahead = 0 if begun is None else begun - used
-    if ahead > 0 and getattr(loader, "num_workers", 0):
-        return max(0, ahead - private.in_work(loader))
-    return ahead
-
-
-def _offset(folder, tries=5) -> float:
-    """Return the seconds by which the file system's clock is ahead of Python's.
-
-    A busy machine may hold the process between two readings, so the quickest try counts.
-    """
-    file, found = Path(folder, ".clock"), []
-    for _ in range(tries):
-        begin = perf_counter()
-        file.write_bytes(b".")
-        end = perf_counter()
-        found.append((end - begin, file.stat().st_mtime_ns / 1e9 - (begin + end) / 2))
-        if end - begin < QUICK_S:
-            break
-    return min(found)[1]
