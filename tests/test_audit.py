@@ -25,7 +25,7 @@ from dlojz.runs import log, records
 from dlojz.training import clocks, distributed
 from dlojz.training.data import normalize
 from dlojz.watch import auditor as audit
-from dlojz.watch import calls, replay
+from dlojz.watch import calls, distances, readings, replay, store
 
 CLASSES = 5
 
@@ -111,7 +111,7 @@ def test_what_the_metrics_should_say_is_kept_of_each_batch(tmp_path):
     ["layer.weight", "module.layer.weight", "_orig_mod.layer._checkpoint_wrapped_module.weight"],
 )
 def test_a_weight_has_the_same_name_however_its_model_is_wrapped(name):
-    assert audit.plain(name) == "layer.weight"
+    assert readings.plain(name) == "layer.weight"
 
 
 def test_images_are_counted_where_their_gradient_comes_back(tmp_path):
@@ -163,7 +163,7 @@ def test_a_kept_update_holds_the_state_before_it_its_gradients_and_what_followed
     found, _, files = audited(tmp_path, steps=8, step=watched, keep=keep)
     assert len(files) == keep
     for number, file in zip(found.kept, files, strict=True):
-        kept = audit.load(file)
+        kept = store.load(file)
         for name, weight in kept["weights"].items():
             assert torch.equal(weight, before[number][name])
             assert torch.equal(kept["gradients"][name], gradients[number][name])
@@ -188,7 +188,7 @@ def test_an_update_that_was_skipped_does_not_pass_for_what_followed(tmp_path):
     found, _, files = audited(tmp_path, steps=5, step=skips, keep=5)
     assert found.kept == [0, 1, 2, 4]
     for update, file in zip(found.kept[:3], files, strict=False):
-        for name, buffer in audit.load(file)["after"]["buffers"].items():
+        for name, buffer in store.load(file)["after"]["buffers"].items():
             assert torch.equal(buffer, buffers[update + 1][name])
 
 
@@ -252,11 +252,11 @@ def test_updates_whose_gradients_are_zeros_count(optimizer, skipped):
     assert weight.detach().ne(0).all()
     solved = SimpleNamespace(training=SimpleNamespace(optimizer=solution), weights={"w": weight})
     solved.rates, solved.device = [0.1] * 5, torch.device("cpu")
-    states = list(audit.states_of(solution))
+    states = list(readings.states_of(solution))
     ledger = audit.Watched(updates=ledger, rows=[("w", None)], states=states)
-    assert max(replay.rows(solved, ledger)) < judged.ROUNDINGS
+    assert max(distances.rows(solved, ledger)) < judged.ROUNDINGS
     ledger.updates[4].rows[:3] *= 1.01
-    assert replay.rows(solved, ledger)[3] > judged.ROUNDINGS
+    assert distances.rows(solved, ledger)[3] > judged.ROUNDINGS
 
 
 def fused_as_on_a_gpu(weights, grads, exp_avgs, exp_avg_sqs, _, steps, **options):
@@ -291,19 +291,19 @@ def test_a_fused_adam_of_other_numbers_is_the_same_optimizer(fused, monkeypatch)
         mine.step()
     solved = SimpleNamespace(training=SimpleNamespace(optimizer=solution), weights={"w": weight})
     solved.rates, solved.device = [0.01] * 6, torch.device("cpu")
-    states = list(audit.states_of(solution))
+    states = list(readings.states_of(solution))
     ledger = audit.Watched(updates=ledger, rows=[("w", None)], states=states)
-    assert max(replay.rows(solved, ledger)) < judged.ROUNDINGS
+    assert max(distances.rows(solved, ledger)) < judged.ROUNDINGS
     ledger.updates[4].rows[:64] *= 1.0001
-    assert replay.rows(solved, ledger)[3] > judged.ROUNDINGS
+    assert distances.rows(solved, ledger)[3] > judged.ROUNDINGS
 
 
 @pytest.mark.parametrize("mine", [torch.inf, torch.nan, 0.0])
 def test_gradients_of_any_kind_have_a_distance(mine):
-    found = replay._gradients({"w": torch.tensor([mine])}, {"w": torch.tensor([1.0])})
-    assert found["gradients_tensor"] == replay.GONE
-    found = replay._gradients({"w": torch.tensor([1.0])}, {"w": torch.tensor([torch.inf])})
-    assert found["gradients_tensor"] == replay.GONE
+    found = distances.gradients({"w": torch.tensor([mine])}, {"w": torch.tensor([1.0])})
+    assert found["gradients_tensor"] == distances.GONE
+    found = distances.gradients({"w": torch.tensor([1.0])}, {"w": torch.tensor([torch.inf])})
+    assert found["gradients_tensor"] == distances.GONE
 
 
 def test_updates_are_kept_in_memory_where_it_has_room_or_else_in_the_folder(tmp_path, monkeypatch):
@@ -312,13 +312,13 @@ def test_updates_are_kept_in_memory_where_it_has_room_or_else_in_the_folder(tmp_
     _, _, files = audited(tmp_path, memory=places)
     assert [str(file) for file in files] == places
     assert not list(audit.folder_of(tmp_path).glob("update-*"))
-    assert audit.load(files[0])["weights"]
-    audit.drop(files[0])
+    assert store.load(files[0])["weights"]
+    store.drop(files[0])
     assert os.fstat(held[0]).st_size == 0
     monkeypatch.setattr(audit.machine, "memory", lambda: {"available_bytes": 1000})
     _, _, files = audited(tmp_path, memory=places)
     assert [file.parent for file in files] == 3 * [audit.folder_of(tmp_path)]
-    audit.drop(files[0])
+    store.drop(files[0])
     assert not files[0].exists()
 
 
@@ -425,7 +425,7 @@ def test_the_peak_is_that_of_the_training_and_not_of_what_the_auditor_keeps(
     put_away = audit.Auditor._put_away
     monkeypatch.setattr(audit, "_free", lambda device: free)
     monkeypatch.setattr(audit, "_allocated", lambda device: (card.now, card.peak))
-    monkeypatch.setattr(audit, "_fill", lambda copies, tensors: allocate(5 * 10**6))
+    monkeypatch.setattr(store, "fill", lambda copies, tensors: allocate(5 * 10**6))
     monkeypatch.setattr(
         audit.Auditor,
         "_put_away",
@@ -507,20 +507,20 @@ def test_pauses_within_pauses_count_once(monkeypatch):
 def test_packed_tensors_come_back(tmp_path):
     tensors = {"a": torch.randn(2, 3), "b": torch.arange(4), "c": torch.randn(2, 3, 4, 4).mT, "d":
                torch.tensor(7)}  # fmt: skip
-    found = audit.unpack(audit.pack(tensors))
+    found = store.unpack(store.pack(tensors))
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
-    assert audit.unpack(audit.pack({})) == {}
+    assert store.unpack(store.pack({})) == {}
 
 
 def test_one_update_is_packed_over_the_one_before():
     memory = {}
     first, second = ({"a": torch.randn(3, 4), "b": torch.randn(5)} for _ in range(2))
-    place = audit.pack(first, memory=memory)["torch.float32"]["flat"].data_ptr()
-    packed = audit.pack(second, memory=memory)
+    place = store.pack(first, memory=memory)["torch.float32"]["flat"].data_ptr()
+    packed = store.pack(second, memory=memory)
     assert packed["torch.float32"]["flat"].data_ptr() == place
-    assert all(torch.equal(t, second[name]) for name, t in audit.unpack(packed).items())
+    assert all(torch.equal(t, second[name]) for name, t in store.unpack(packed).items())
     larger = {"a": torch.randn(30), "n": torch.arange(3)}
-    found = audit.unpack(audit.pack(larger, memory=memory))
+    found = store.unpack(store.pack(larger, memory=memory))
     assert all(torch.equal(found[name], tensor) for name, tensor in larger.items())
 
 
@@ -529,10 +529,10 @@ def test_one_update_is_packed_over_the_one_before():
 
 def test_a_single_bias_without_a_gradient_is_seen_however_small():
     there = {"weight": torch.ones(1000), "bias": torch.full((1,), 1e-6)}
-    found = replay._gradients(there | {"bias": torch.zeros(1)}, there)
+    found = distances.gradients(there | {"bias": torch.zeros(1)}, there)
     assert found["gradients"] < 1e-6
-    assert found["gradients_tensor"] == replay.GONE
-    assert replay._gradients(there, there)["gradients_tensor"] == 0
+    assert found["gradients_tensor"] == distances.GONE
+    assert distances.gradients(there, there)["gradients_tensor"] == 0
 
 
 class AtAKink(replay.Replay):
@@ -604,13 +604,13 @@ def test_a_kink_that_is_a_few_roundings_away_is_reached(roundings, found):
 
 def test_gradients_that_are_missing_or_unexpected_are_named():
     one, two = {"a": torch.ones(2)}, {"b": torch.ones(2)}
-    found = replay._gradients(one, two)
+    found = distances.gradients(one, two)
     assert (found["missing"], found["unexpected"]) == (["b"], ["a"])
 
 
 def test_not_a_number_is_the_worst_distance():
     worst = {"roundings": 0.0}
-    replay._keep_worst(worst, "a", torch.tensor([torch.nan]), torch.ones(1))
+    distances.keep_worst(worst, "a", torch.tensor([torch.nan]), torch.ones(1))
     assert worst["roundings"] != 0.0
 
 
@@ -704,7 +704,7 @@ def test_a_group_of_weights_may_have_a_name():
         torch.optim.SGD([{"params": weights} | more], 0.1, momentum=0.9, weight_decay=1e-4)
         for more in ({}, {"name": "all"})
     )
-    seen = [audit.settings(optimizer.param_groups[0], optimizer) for optimizer in (plain, named)]
+    seen = [readings.settings(optimizer.param_groups[0], optimizer) for optimizer in (plain, named)]
     assert seen[0] == seen[1]
     assert seen[0]["momentum"] == 0.9
     assert seen[0].keys() >= {"dampening", "nesterov", "weight_decay", "maximize"}
@@ -1024,7 +1024,7 @@ def test_more_images_per_second_than_the_steps_took_fail(tmp_path, change):
     ],
 )
 def test_what_is_around_a_model_is_not_in_its_weights_names(model, prefix):
-    assert audit.around(model) == prefix
+    assert readings.around(model) == prefix
 
 
 def test_the_layout_of_each_steps_images_is_kept(tmp_path):
@@ -1053,7 +1053,7 @@ def test_a_replay_computes_in_the_layout_of_the_trainees_run(before, wanted):
     again._load(state | {"facts": audit.Facts(0)})
     weight, images = again.weights["0.weight"], torch.randn(2, 3, 8, 8)
     ((_, laid_out, _),) = again._laid_out([(0, images, None)], [audit.Batch(layout=wanted)])
-    assert audit.layout(weight) == audit.layout(laid_out) == wanted
+    assert readings.layout(weight) == readings.layout(laid_out) == wanted
     assert torch.equal(weight, kept["0.weight"])
     assert torch.equal(laid_out, images)
 
@@ -1072,16 +1072,16 @@ def test_a_vector_has_no_layout_and_a_slice_keeps_the_weights_own():
 def test_a_criterion_may_return_the_mean_the_sum_or_each_loss(reduction):
     logits, labels = torch.randn(6, CLASSES), torch.randint(CLASSES, (6,))
     criterion = torch.nn.CrossEntropyLoss(reduction=reduction)
-    found = audit.per_image(criterion, criterion(logits, labels), len(logits))
+    found = readings.per_image(criterion, criterion(logits, labels), len(logits))
     assert found == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
 
 
 def test_a_learning_rate_may_be_kept_in_float32():
     rate, again = 0.004 / 3, SimpleNamespace(rates=[0.004 / 3])
     update = audit.Facts(0, lr=[torch.tensor(rate)])
-    assert replay._settings(update, again).lr_off == 0
+    assert distances.settings(update, again).lr_off == 0
     update.lr = [rate * (1 + 1e-9)]
-    assert replay._settings(update, again).lr_off == pytest.approx(1e-9, rel=1e-3)
+    assert distances.settings(update, again).lr_off == pytest.approx(1e-9, rel=1e-3)
 
 
 def test_a_speed_that_was_measured_passes(tmp_path):
@@ -1256,10 +1256,10 @@ def test_a_right_validation_is_the_same(tmp_path):
 def test_outputs_of_zeros_are_the_same_and_what_is_no_number_is_nowhere():
     """The classifier of torchvision's vision transformers begins with zeros."""
     zeros, ones, none = torch.zeros(2), torch.ones(2), torch.full((2,), torch.nan)
-    assert replay._outputs([zeros], [zeros]) == 0
-    assert replay._outputs([ones], [zeros]) == math.inf
+    assert distances.outputs([zeros], [zeros]) == 0
+    assert distances.outputs([ones], [zeros]) == math.inf
     for order in ([none, ones], [ones, none]):
-        assert replay._outputs(order, [ones, ones]) == math.inf
+        assert distances.outputs(order, [ones, ones]) == math.inf
 
 
 @pytest.mark.parametrize(("factor", "far"), [(1, False), (1.01, True)])
@@ -1277,7 +1277,7 @@ def test_buffers_of_a_validation_are_compared_with_those_of_process_0(monkeypatc
 
 def test_what_has_another_dtype_is_not_equal():
     one = torch.ones(2)
-    assert [replay._equal(one, other) for other in (one, one.half(), 2 * one)] == [1, 0, 0]
+    assert [distances.equal(one, other) for other in (one, one.half(), 2 * one)] == [1, 0, 0]
 
 
 def test_a_right_model_may_have_more_buffers_than_the_solutions(tmp_path):
@@ -1296,7 +1296,7 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
 
     tried, torch_save = [], torch.save
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match=rf"\[Errno {errno.ENOSPC}\] {audit.NO_ROOM} \(unexpected"):
+    with pytest.raises(OSError, match=rf"\[Errno {errno.ENOSPC}\] {store.NO_ROOM} \(unexpected"):
         audited(tmp_path, keep=6)
 
 
@@ -1395,7 +1395,7 @@ def test_a_criterion_may_name_its_arguments_as_it_likes():
         ((logits,), {"target": labels}),
         ((logits, labels), {}),
     ):
-        found = audit.given(args, kwargs)
+        found = readings.given(args, kwargs)
         assert found[0] is logits
         assert found[1] is labels
 
@@ -1412,12 +1412,12 @@ def test_an_optimizer_derived_from_torchs_counts_as_that():
         pass
 
     weights = [torch.nn.Parameter(torch.zeros(1))]
-    assert audit.kind(Counting(weights)) == "AdamW"
-    assert audit.states_of(Counting(weights)) == ("exp_avg", "exp_avg_sq")
-    assert audit.kind(torch.optim.SGD(weights)) == "SGD"
-    assert audit.kind(torch.optim.Adam(weights)) == "Adam"
-    assert audit.kind(torch.optim.Adam(weights, decoupled_weight_decay=True)) == "AdamW"
-    assert audit.kind(SimpleNamespace()) == "SimpleNamespace"
+    assert readings.kind(Counting(weights)) == "AdamW"
+    assert readings.states_of(Counting(weights)) == ("exp_avg", "exp_avg_sq")
+    assert readings.kind(torch.optim.SGD(weights)) == "SGD"
+    assert readings.kind(torch.optim.Adam(weights)) == "Adam"
+    assert readings.kind(torch.optim.Adam(weights, decoupled_weight_decay=True)) == "AdamW"
+    assert readings.kind(SimpleNamespace()) == "SimpleNamespace"
 
 
 def test_a_training_may_be_a_class_with_slots():

@@ -15,7 +15,7 @@ from dlojz.chapters.n09_compile import exercise as compiling
 from dlojz.check import judge
 from dlojz.check.exercise import Runs, State
 from dlojz.runs import log, records
-from dlojz.watch import compilation, evidence
+from dlojz.watch import compilation, profile
 
 
 class Small(torch.nn.Module):
@@ -140,9 +140,9 @@ def test_products_outside_of_compiled_code_are_counted():
         inner(outer(torch.randn(2, 4))).backward()
 
     step()
-    profiler = evidence.start_profiler()
+    profiler = profile.start_profiler()
     step()
-    found = compilation.coverage(evidence.stop_profiler(profiler))
+    found = compilation.coverage(profile.stop_profiler(profiler))
     assert found["compiled_regions"] == 2, "forward and backward"
     assert found["uncompiled"] == {"matrix product": 2}, "the outer layer's forward, and its weight"
 

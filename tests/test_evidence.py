@@ -19,7 +19,7 @@ from dlojz.runs import log, records, stats
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds
 from dlojz.training.data import normalize
-from dlojz.watch import auditor, evidence
+from dlojz.watch import auditor, evidence, profile, readings, steps
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
 BF16 = ("--precision", "bf16")
@@ -210,11 +210,11 @@ def test_a_layout_is_told_by_strides(shape, last, expected):
     tensor = torch.zeros(shape)
     if last:
         tensor = tensor.to(memory_format=torch.channels_last)
-    assert auditor.layout(tensor) == expected
+    assert readings.layout(tensor) == expected
 
 
 def test_a_sliced_tensor_has_another_layout():
-    assert auditor.layout(torch.zeros(2, 3, 8, 8)[:, :, ::2, ::2]) == "other"
+    assert readings.layout(torch.zeros(2, 3, 8, 8)[:, :, ::2, ::2]) == "other"
 
 
 def test_a_checksum_ignores_the_layout_and_sees_one_bit():
@@ -376,16 +376,16 @@ def test_what_a_compiler_or_an_optimizer_reads_of_the_host_is_no_wait():
         if read:
             loss.item()
 
-    events = [evidence.profiled(partial(step, read)) for read in (False, True)]
-    assert evidence.counts(events[0])["reads"] >= 2, "the guard's, the rate's"
-    assert [evidence._profile(found)["calls"].get("item", 0) for found in events] == [0, 1]
+    events = [profile.profiled(partial(step, read)) for read in (False, True)]
+    assert profile.counts(events[0])["reads"] >= 2, "the guard's, the rate's"
+    assert [profile.summary(found)["calls"].get("item", 0) for found in events] == [0, 1]
 
 
 class Told(SimpleNamespace):
     """A record of the profiler: each of its fields is a function, as Kineto's are."""
 
     def __getattr__(self, name):
-        return lambda: {"start_thread_id": 1, "device_type": evidence.CPU}.get(name)
+        return lambda: {"start_thread_id": 1, "device_type": profile.CPU}.get(name)
 
 
 def told(name, start_ns, duration_ns=1):
@@ -396,11 +396,11 @@ def told(name, start_ns, duration_ns=1):
 def counted(monkeypatch):
     """The calls that are counted of events: counted(events)."""
     for name in ("communication", "compilation.coverage"):
-        monkeypatch.setattr(f"dlojz.watch.evidence.{name}", lambda events: {})
-    monkeypatch.setattr("dlojz.watch.evidence.workload.counted", lambda events: {})
-    monkeypatch.setattr("dlojz.watch.evidence._asks_not_to_wait", lambda event: False)
-    monkeypatch.setattr("dlojz.watch.evidence._ran_on_gpu", lambda event: False)
-    return lambda events: evidence._profile(events)["calls"]
+        monkeypatch.setattr(f"dlojz.watch.profile.{name}", lambda events: {})
+    monkeypatch.setattr("dlojz.watch.profile.workload.counted", lambda events: {})
+    monkeypatch.setattr("dlojz.watch.profile._asks_not_to_wait", lambda event: False)
+    monkeypatch.setattr("dlojz.watch.profile._ran_on_gpu", lambda event: False)
+    return lambda events: profile.summary(events)["calls"]
 
 
 def test_waits_of_ddp_for_its_own_clock_are_not_the_trainees(counted):
@@ -426,9 +426,9 @@ def test_random_crops_of_a_loader_without_workers_read_nothing_of_the_device():
         8, (3, 9, 9), transform=torchvision.transforms.RandomResizedCrop(8)
     )
     batches = iter(torch.utils.data.DataLoader(images, 4, collate_fn=len))
-    events = evidence.profiled(lambda: next(batches))
-    assert evidence.counts(events)["reads"] > 0
-    assert evidence._profile(events)["calls"].get("item", 0) == 0
+    events = profile.profiled(lambda: next(batches))
+    assert profile.counts(events)["reads"] > 0
+    assert profile.summary(events)["calls"].get("item", 0) == 0
 
 
 def test_the_probe_leaves_inductors_settings_alone():
@@ -569,7 +569,7 @@ HOST = (
 
 
 def test_on_a_gpu_communication_is_timed_there():
-    found = evidence.communication(
+    found = profile.communication(
         [
             *HOST,
             Record("conv", 101, 105, gpu=True, launched_by=1),
@@ -591,7 +591,7 @@ def test_on_a_gpu_communication_is_timed_there():
 
 def test_without_a_kernel_for_each_collective_the_host_tells_when():
     kernel = Record("ncclDevKernel_AllReduce", 108, 112, gpu=True)
-    found = evidence.communication([*HOST, kernel, kernel])
+    found = profile.communication([*HOST, kernel, kernel])
     assert found["timed_on"] == "host"
     assert found["collectives"][0]["begin_ms"] == pytest.approx(3.6)
     assert found["backward_ms"] == [2, 4]
@@ -599,24 +599,24 @@ def test_without_a_kernel_for_each_collective_the_host_tells_when():
 
 
 def test_on_a_processor_communication_is_timed_on_the_host():
-    found = evidence.communication(HOST)
+    found = profile.communication(HOST)
     assert found["collectives"][0]["begin_ms"] == pytest.approx(3.6)
     assert found["backward_ms"] == [2, 4]
     assert "exposed_ms" not in found
-    assert evidence.communication(HOST[:3]) == {}
+    assert profile.communication(HOST[:3]) == {}
 
 
 def test_what_changes_weights_between_updates_is_seen_and_nan_is_no_change():
     weight, scalar = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.tensor(1.0))
     model = torch.nn.BatchNorm1d(4)
-    optimizer, steps = torch.optim.SGD([weight, scalar], 0.1, momentum=0.9), evidence.Steps(model)
-    optimizer.register_step_pre_hook(steps.begin)
-    optimizer.register_step_post_hook(steps.end)
+    optimizer, noted = torch.optim.SGD([weight, scalar], 0.1, momentum=0.9), steps.Steps(model)
+    optimizer.register_step_pre_hook(noted.begin)
+    optimizer.register_step_post_hook(noted.end)
 
     def update(gradient=1.0):
         weight.grad, scalar.grad = torch.full((3,), gradient), torch.tensor(gradient)
         optimizer.step()
-        return steps.found()["touched"]
+        return noted.found()["touched"]
 
     assert [update(), update()] == [0, 0]
     optimizer.state[scalar]["momentum_buffer"].zero_()
@@ -626,11 +626,11 @@ def test_what_changes_weights_between_updates_is_seen_and_nan_is_no_change():
     optimizer.state[weight].clear()
     assert update() == 3
     assert [update(torch.nan), update(), update()] == [3, 3, 3]
-    assert steps.found()["norms"][:2] == [2.0, 2.0]
+    assert noted.found()["norms"][:2] == [2.0, 2.0]
 
 
 def test_eight_pixels_of_each_image_and_all_labels_are_noted_in_their_order():
-    steps = evidence.Steps(torch.nn.Flatten())
+    noted = steps.Steps(torch.nn.Flatten())
     raw = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
     images = normalize(raw)  # which a model may do itself
     labels = torch.tensor([3, 1, 2, 0])
@@ -639,10 +639,10 @@ def test_eight_pixels_of_each_image_and_all_labels_are_noted_in_their_order():
         ("train", raw.to(memory_format=torch.channels_last), labels),
         ("val", images.roll(1, 0), torch.nn.functional.one_hot(labels)),
     ):
-        steps.enter(mode, shown)
-        steps.label(mode, told)
-    steps.label("train", labels.roll(1))
-    (first, same, rolled), told = steps.found()["entered"], steps.found()["labels"]
+        noted.enter(mode, shown)
+        noted.label(mode, told)
+    noted.label("train", labels.roll(1))
+    (first, same, rolled), told = noted.found()["entered"], noted.found()["labels"]
     assert first == same
     assert [len(seen) for seen in first[1]] == [8] * 4
     assert rolled == ["val", first[1][-1:] + first[1][:-1]]
@@ -655,7 +655,7 @@ def test_eight_pixels_of_each_image_and_all_labels_are_noted_in_their_order():
 def test_labels_may_be_probabilities_and_metrics_have_any_buffers():
     labels = torch.tensor([3, 1])
     soft = torch.nn.functional.one_hot(labels, 4) * 0.9 + 0.025
-    assert evidence._crc(evidence._classes(soft)) == evidence._crc(labels)
+    assert evidence._crc(steps.classes(soft)) == evidence._crc(labels)
 
     class Own(torch.nn.Module):
         def __init__(self):

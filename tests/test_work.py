@@ -12,11 +12,11 @@ from dlojz.check import work as judged
 from dlojz.check.exercise import State
 from dlojz.runs import log, records
 from dlojz.training import models, sharding
-from dlojz.watch import evidence, workload
+from dlojz.watch import profile, workload
 
 
 def look(call):
-    return workload.counted(evidence.profiled(call))
+    return workload.counted(profile.profiled(call))
 
 
 def step(model, images):

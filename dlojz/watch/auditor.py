@@ -18,7 +18,6 @@ images that receive a gradient, and measures the peak of a GPU's memory, without
 """
 
 import atexit
-import errno
 import json
 import math
 import os
@@ -26,7 +25,7 @@ import random
 import sys
 import zlib
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -45,19 +44,13 @@ from dlojz.traces import kinds
 from dlojz.training import checkpoint, clocks, distributed, private
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
-from dlojz.watch import calls
+from dlojz.watch import calls, readings, store
 
 VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
 ROWS = 6  # of the weights, drawn for each run
 ROOM = 8  # free memory that updates need, as a multiple of their size; else they go to the disk
 MOST_LOGITS = 256 * 2**20  # bytes of the logits of a run and their gradients
-SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # written into an optimizer's group by a scheduler
-# The tensors of an optimizer's state that have the shape of the weight.
-STATES = {"Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq")}
-MOMENTUM = ("momentum_buffer",)
-NAMED = ("params", "param_names")  # the weights, and their names if the trainer gave them
-HOW = ("foreach", "fused", "capturable", "differentiable", *SCHEDULED)  # without effect on results
 
 
 def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
@@ -93,24 +86,6 @@ def folder_of(run: Path) -> Path:
 def watched_file(run: Path, rank: int) -> Path:
     """Return the file with the record of every step."""
     return folder_of(run) / f"watched.rank{rank}.pt"
-
-
-def plain(name: str) -> str:
-    """Return a weight's name without the additions of DDP, torch.compile and checkpointing."""
-    return name.replace("_checkpoint_wrapped_", "").replace("module.", "").replace("_orig_mod.", "")
-
-
-def around(model) -> str:
-    """Return the common prefix of all weights: "1." if the model is in a Sequential, else ""."""
-    first, *others = (plain(name).partition(".") for name, _ in model.named_parameters())
-    inside = others and first[2] and all(other[0] == first[0] and other[2] for other in others)
-    return f"{first[0]}." if inside else ""
-
-
-def plainly(model):
-    """Return a function from the name of a weight or buffer to its name in the solution."""
-    inside = around(model)
-    return lambda name: plain(name).removeprefix(inside)
 
 
 def _named_aside():
@@ -168,48 +143,6 @@ class Watched:
 
 torch.serialization.add_safe_globals([Batch, Facts, Watched])
 
-BEFORE, AFTER = ("weights", "optimizer", "gradients"), ("weights", "optimizer")
-
-
-class Copies:
-    """Copies of tensors by name, into the same memory each time."""
-
-    def __init__(self):
-        self.tensors = {}
-
-    def take(self, tensors: dict):
-        """Copy these tensors, without waiting for the device."""
-        kept = self.tensors
-        if {k: t.shape for k, t in kept.items()} != {k: t.shape for k, t in tensors.items()}:
-            kept = self.tensors = {k: torch.empty_like(t) for k, t in tensors.items()}
-        by_dtype = {}
-        for name, tensor in tensors.items():
-            into, source = by_dtype.setdefault((tensor.dtype, tensor.device), ([], []))
-            into.append(kept[name])
-            source.append(tensor.detach())
-        for into, source in by_dtype.values():
-            private.copy_all(into, source)
-
-
-class State:
-    """An update: the state of a training before and after its optimizer's step."""
-
-    def __init__(self):
-        self.before = {name: Copies() for name in BEFORE}
-        self.after = {name: Copies() for name in AFTER}
-        self.reserved = False  # it has memory on the device until the end of the run
-        self.begun, self.buffers = None, None  # buffers before its forward pass, and after it
-        self.facts = None  # None: there is no update
-
-
-def _fill(copies: dict, tensors: dict):
-    for name, kept in copies.items():
-        kept.take(tensors[name])
-
-
-def _nbytes(tensors: dict, *parts) -> int:
-    return sum(t.nbytes for names in parts for name in names for t in tensors[name].values())
-
 
 class Auditor:
     """The hooks of a run of a check."""
@@ -224,7 +157,7 @@ class Auditor:
         self._precision = getattr(args, "precision", None)
         self._profiled = "--profile" in sys.argv  # the check's flag: args are the trainer's
         self._device = next(self._model.parameters()).device
-        self._plain = plainly(self._model)
+        self._plain = readings.plainly(self._model)
         self._names = {p: self._plain(name) for name, p in self._model.named_parameters()}
         self._modules = list(self._model.modules())
         self._draw = random.Random(_shared_secret())
@@ -233,7 +166,7 @@ class Auditor:
         self._parts = [sorted((self._draw.random(), self._draw.random())) for _ in self._names]
         self._places = None
         self._forwards = 0
-        self._state = State()  # the previous update's
+        self._state = store.State()  # the previous update's
         self._buffers, self._generators = None, ()  # as the present update begins
         self._skipped = False  # the previous update called no optimizer
         self._same_buffers = None  # at the beginning of validations
@@ -392,10 +325,10 @@ class Auditor:
             if self._forwards >= self._steps:
                 if not self._wish.get("validate", True):
                     self._end_run()
-                self._see_validation(entered(args, kwargs))
+                self._see_validation(readings.entered(args, kwargs))
             return
         self._windows_at(self._forwards)
-        images = entered(args, kwargs)
+        images = readings.entered(args, kwargs)
         # A subclass may have methods of its own, which count as the trainer's work.
         seen = None if type(images) is torch.Tensor else self._looked_at(images)
         with self._aside():
@@ -407,13 +340,13 @@ class Auditor:
         self._forwards += 1
 
     def _looked_at(self, images) -> Batch:
-        return Batch(self._sample(images), layout(images))
+        return Batch(self._sample(images), readings.layout(images))
 
     def _compare_buffers(self):
         """Note, as a validation begins, whether its buffers are the training's."""
         if self._skipped or not self._buffers:
             return
-        now = {self._plain(name): buffer for name, buffer in _named_buffers(self._model)}
+        now = {self._plain(name): buffer for name, buffer in readings.named_buffers(self._model)}
         same = now.keys() == self._buffers.keys() and all(
             torch.equal(now[name].to(buffer.device), buffer)
             for name, buffer in self._buffers.items()
@@ -424,7 +357,7 @@ class Auditor:
     def _compare_validated(self):
         """Note, as an epoch begins, whether the last validation left the buffers unchanged."""
         buffers, self._validated = self._validated, None
-        now = {self._plain(name): buffer for name, buffer in _named_buffers(self._model)}
+        now = {self._plain(name): buffer for name, buffer in readings.named_buffers(self._model)}
         for name, buffer in buffers.items():
             other = now.get(name)
             alike = other is not None and other.shape == buffer.shape
@@ -463,7 +396,7 @@ class Auditor:
     def _end_run(self):
         """End the process as if the trainer ended here; its `finally` clauses still run."""
         if self._same_weights is False:  # the validation has another model's weights
-            self._state = State()
+            self._state = store.State()
         self._run.end()
         atexit.register(distributed.leave_group)
         sys.exit()
@@ -535,10 +468,10 @@ class Auditor:
                 step.gradient = gradient.detach().clone()
 
     def _on_loss(self, criterion, args, kwargs, loss):
-        logits, labels = given(args, kwargs)
+        logits, labels = readings.given(args, kwargs)
         mode = "train" if calls.inner(self._model).training else "val"
         with self._aside():
-            mean = per_image(criterion, loss, len(logits))
+            mean = readings.per_image(criterion, loss, len(logits))
             self._met[mode].append(_met(logits, labels, mean))
             batches = self._steps_seen if mode == "train" else self._validation
             if batches and (mode == "val" or loss.requires_grad):
@@ -561,7 +494,7 @@ class Auditor:
 
     def _copied_buffers(self) -> dict:
         names, found = {}, {}
-        for name, buffer in _named_buffers(self._model):
+        for name, buffer in readings.named_buffers(self._model):
             names.setdefault((buffer.dtype, buffer.device), {})[self._plain(name)] = buffer
         for alike in names.values():  # in one call each: a hundred cost the host a millisecond
             found |= zip(alike, private.copies(list(alike.values())), strict=True)
@@ -600,9 +533,9 @@ class Auditor:
             scale=_scale(self._training),
             grad_scale=_copy(getattr(optimizer, "grad_scale", None)),
             found_inf=_copy(getattr(optimizer, "found_inf", None)),
-            optimizer=kind(optimizer),
+            optimizer=readings.kind(optimizer),
             lr=[_copy(group["lr"]) for group in groups],
-            settings=[settings(group, optimizer) for group in groups],
+            settings=[readings.settings(group, optimizer) for group in groups],
             missing=[name for p, name in self._names.items() if p.grad is None],
             evaluating=sum(not module.training for module in self._modules),
             random=[zlib.crc32(g.numpy()) for g in self._generators if g is not None],
@@ -620,8 +553,8 @@ class Auditor:
 
     def _copy(self, optimizer, facts, buffers):
         """Keep this update as its optimizer begins. buffers: those after its forward passes."""
-        self._state = self._reserved.pop() if self._reserved else State()
-        _fill(self._state.before, self._named(optimizer))
+        self._state = self._reserved.pop() if self._reserved else store.State()
+        store.fill(self._state.before, self._named(optimizer))
         self._state.facts = facts
         cpu, cuda = self._generators
         self._state.begun = {"buffers": self._buffers, "cpu_rng": cpu, "cuda_rng": cuda}
@@ -642,7 +575,7 @@ class Auditor:
         """Return weight, gradient and state of each sampled row, copied in one call."""
         found = []
         for p, row in self._chosen:
-            states = (optimizer.state.get(p, {}).get(key) for key in states_of(optimizer))
+            states = (optimizer.state.get(p, {}).get(key) for key in readings.states_of(optimizer))
             for tensor in (p, p.grad, *states):
                 whole = torch.zeros_like(p) if tensor is None else tensor
                 found.append(own(whole.detach())[row])
@@ -650,29 +583,29 @@ class Auditor:
 
     # Some updates ------------------------------------------------------------------------------
 
-    def _reserve(self, optimizer) -> list[State]:
+    def _reserve(self, optimizer) -> list[store.State]:
         """Reserve memory of the device for the updates to keep; [] if it has no room."""
         tensors, states = self._named(optimizer), []
         count = self._keep - len(self._kept)
-        if _free(self._device) < ROOM * count * _nbytes(tensors, BEFORE, AFTER):
+        if _free(self._device) < ROOM * count * store.nbytes(tensors, store.BEFORE, store.AFTER):
             return []
         for _ in range(count):
-            state = State()
-            _fill(state.before, tensors)
-            _fill(state.after, tensors)
+            state = store.State()
+            store.fill(state.before, tensors)
+            store.fill(state.after, tensors)
             state.reserved = True
             states.append(state)
         return states
 
     def _end_update(self):
         """Keep the state after the previous update, if that was copied."""
-        state, self._state = self._state, State()
+        state, self._state = self._state, store.State()
         if state.facts is None:
             return
         self._kept.append(state.facts.update)
         tensors = self._named(self._training.optimizer)
         if state.reserved:
-            _fill(state.after, tensors)
+            store.fill(state.after, tensors)
             self._waiting.append(state)
             return
         with self.pause():
@@ -684,18 +617,18 @@ class Auditor:
         by = self._device if state.reserved else "cpu"
 
         def packed(place, tensors):
-            return pack(tensors, by, self._memory.setdefault(place, {}))
+            return store.pack(tensors, by, self._memory.setdefault(place, {}))
 
         kept = {name: packed(name, tensors) for name, tensors in before.items()} | {
             "reserved": state.reserved,
-            "facts": on_cpu(state.facts),
+            "facts": store.on_cpu(state.facts),
             "begun": state.begun | {"buffers": packed("begun", state.begun["buffers"])},
-            "after": {name: packed(f"{name} after", after[name]) for name in AFTER}
+            "after": {name: packed(f"{name} after", after[name]) for name in store.AFTER}
             | {"buffers": packed("buffers", state.buffers)},
         }
         if self._wish.get("write"):
-            self._files.append(self._file(state.facts.update, _nbytes(before, BEFORE)))
-            _save(kept, self._files[-1])
+            self._files.append(self._file(state.facts.update, store.nbytes(before, store.BEFORE)))
+            store.save(kept, self._files[-1])
 
     def _file(self, update: int, nbytes: int) -> Path:
         """Return the file for this update: in memory if there is ample room, else on the disk."""
@@ -717,7 +650,7 @@ class Auditor:
         for state in self._waiting if self._wish.get("write") else ():  # no pause: nothing is timed
             self._put_away(state, {name: copies.tensors for name, copies in state.after.items()})
         self._memory.clear()
-        steps, updates = on_cpu(self._steps_seen), on_cpu(self._updates)
+        steps, updates = store.on_cpu(self._steps_seen), store.on_cpu(self._updates)
         for update in updates:
             update.rows = torch.cat([row.reshape(-1).float() for row in update.rows])
         for window in self._windows:
@@ -729,14 +662,14 @@ class Auditor:
                 steps=steps,
                 updates=updates,
                 rows=[(self._names[p], row) for p, row in self._chosen],
-                states=list(states_of(self._training.optimizer)),
+                states=list(readings.states_of(self._training.optimizer)),
                 kept=self._kept,
                 files=[str(file) for file in self._files],
-                first_buffers=on_cpu(self._first_buffers or {}),
-                validated=on_cpu(self._val_buffers),
-                validation=on_cpu(self._validation),
+                first_buffers=store.on_cpu(self._first_buffers or {}),
+                validated=store.on_cpu(self._val_buffers),
+                validation=store.on_cpu(self._validation),
             )
-            _save(watched, watched_file(self._run.folder, idr_torch.rank))
+            store.save(watched, watched_file(self._run.folder, idr_torch.rank))
         self._run.evidence(
             records.Audit(
                 windows=self._windows,
@@ -752,44 +685,6 @@ class Auditor:
                 timed=not self._profiled,
             )
         )
-
-
-def entered(args, kwargs):
-    """Return the first argument of a model, given by position or by name."""
-    return next(iter((*args, *kwargs.values())))
-
-
-def layout(tensor) -> str:
-    """Return the memory layout of a [N, C, H, W] tensor, by its strides and not its shape.
-
-    "any" if both layouts match, as for 1x1 images, or for other than four dimensions.
-    """
-    if tensor.ndim != 4:
-        return "any"
-    nchw = tensor.is_contiguous()
-    nhwc = tensor.is_contiguous(memory_format=torch.channels_last)
-    if nchw and nhwc:
-        return "any"
-    return "NCHW" if nchw else "channels_last" if nhwc else "other"
-
-
-def given(args, kwargs):
-    """Return a criterion's logits and labels, given by position or by name."""
-    names = dict(zip(("input", "target"), (*args, *kwargs.values()), strict=False)) | kwargs
-    return names["input"], names["target"]
-
-
-def sums(criterion) -> bool:
-    """Return whether a criterion is set to return the sum of a batch's losses."""
-    return getattr(criterion, "reduction", None) == "sum"
-
-
-def per_image(criterion, loss, images: int):
-    """Return the mean loss of a batch, also if a criterion returns the sum, or each image's."""
-    loss = loss.detach()
-    if sums(criterion):
-        return loss / images
-    return loss.mean() if loss.ndim else loss.clone()
 
 
 @torch.no_grad()
@@ -821,116 +716,6 @@ def _cuda_generator(device):
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
-def pack(tensors: dict, by="cpu", memory: dict | None = None) -> dict:
-    """Return these tensors on the CPU, one for each dtype, because hundreds take long to write.
-
-    by: the device that puts them together; the tensors' own is faster, but needs memory for it.
-    memory: the last call's, by dtype, to be overwritten: new memory is eight times as slow.
-    """
-    memory = {} if memory is None else memory
-    by_dtype, packed = {}, {}
-    for name, tensor in tensors.items():
-        by_dtype.setdefault(tensor.dtype, {})[name] = tensor.detach()
-    for dtype, alike in by_dtype.items():
-        total = sum(tensor.numel() for tensor in alike.values())
-        if dtype not in memory or len(memory[dtype]) != total:
-            memory[dtype] = torch.empty(total, dtype=dtype)
-        kept = memory[dtype]
-        flat = kept if torch.device(by).type == "cpu" else torch.empty_like(kept, device=by)
-        places, offset = [], 0
-        for name, tensor in alike.items():
-            place = _place(name, tensor, offset)
-            _view(flat, place).copy_(tensor)
-            places.append(place)
-            offset += tensor.numel()
-        if flat is not kept:
-            kept.copy_(flat)
-        packed[str(dtype)] = {"places": places, "flat": kept}
-    return packed
-
-
-def _place(name, tensor, offset):
-    """Return (name, shape, stride, offset) of a tensor within a flat one, in its own layout."""
-    return name, tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), offset
-
-
-def _view(flat, place):
-    _, shape, stride, offset = place
-    return flat.as_strided(shape, stride, offset)
-
-
-def unpack(packed: dict, to="cpu") -> dict:
-    """Return the tensors given to `pack`, by name; to: a device."""
-    found = {}
-    for part in packed.values():
-        flat = part["flat"].to(to)
-        found |= {place[0]: _view(flat, place) for place in part["places"]}
-    return found
-
-
-def load(file: Path, device="cpu") -> dict:
-    """Return an update that was kept.
-
-    Its tensors are on `device` if they stayed there during the run. Otherwise they are read from
-    the file as they are used.
-    """
-    kept = torch.load(file, mmap=True)
-    to = device if kept["reserved"] else "cpu"
-    for name in BEFORE:
-        kept[name] = unpack(kept[name], to)
-    kept["begun"]["buffers"] = unpack(kept["begun"]["buffers"], to)
-    kept["after"] = {name: unpack(packed, to) for name, packed in kept["after"].items()}
-    return kept
-
-
-def drop(file: Path):
-    """Free an update's memory or disk space. Its tensors are lost."""
-    file.open("wb").close()
-    if file.parent.name != "fd":
-        file.unlink()
-
-
-def on_cpu(value):
-    """Return this value with all tensors on the CPU. Waits for the device."""
-    if torch.is_tensor(value):
-        return value.detach().cpu().clone() if value.device.type == "cpu" else value.detach().cpu()
-    if isinstance(value, dict):
-        return {k: on_cpu(v) for k, v in value.items()}
-    if is_dataclass(value):
-        return type(value)(**on_cpu(vars(value)))
-    if isinstance(value, list | tuple):
-        return type(value)(on_cpu(v) for v in value)
-    return value
-
-
-NO_ROOM = "no room for what a check keeps"
-
-
-def _save(value, file):
-    """Write to a file. Raises OSError if there is no room."""
-    try:
-        if file.parent.name == "fd":  # in memory: it has no folder
-            with _no_checksums():
-                torch.save(value, file)
-            return
-        file.parent.mkdir(exist_ok=True)
-        torch.save(value, file.with_name(f".{file.name}"))
-        file.with_name(f".{file.name}").replace(file)
-    except RuntimeError as error:  # torch's writer gives no reason
-        raise OSError(errno.ENOSPC, f"{NO_ROOM} ({error})", str(file)) from error
-
-
-@contextmanager
-def _no_checksums():
-    """Save without checksums, which take a third of the time."""
-    usual = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(usual)
-
-
 def _shared_secret() -> int:
     """Return an unpredictable number, the same in all processes of the run."""
     secret = int.from_bytes(os.urandom(8), "little")
@@ -949,49 +734,6 @@ def _choose(model, draw):
     places = [(p, draw.random()) for p in chosen]  # the same draws in all processes
     rows = [(p, len(own(p)), place) for p, place in places]  # some hold no part of a weight
     return [(p, int(place * n) if p.ndim > 1 else None) for p, n, place in rows if n]
-
-
-def states_of(optimizer) -> tuple[str, ...]:
-    """Return the names of an optimizer's tensors that are checked in every update."""
-    return STATES.get(kind(optimizer), MOMENTUM)
-
-
-def kind(optimizer) -> str:
-    """Return the name of an optimizer's class, or of torch's class that it is derived from."""
-    classes = type(optimizer).__mro__
-    known = (c for c in classes if c.__module__.startswith("torch.optim."))
-    name = next(known, classes[0]).__name__
-    if name == "Adam" and all(g.get("decoupled_weight_decay") for g in optimizer.param_groups):
-        return "AdamW"
-    return name
-
-
-def settings(group, optimizer) -> dict:
-    """Return the settings of an optimizer's group, without tensors and the learning rate.
-
-    Keys unknown to the optimizer, such as a name, are left out.
-    """
-    known = getattr(optimizer, "defaults", group).keys() - {*NAMED, "lr", *HOW}
-    return {k: v for k, v in group.items() if k in known and not torch.is_tensor(v)}
-
-
-def _named_buffers(model):
-    """Yield the buffers of a model by name, without its own methods: a trainer may replace them."""
-    seen = set()
-    for prefix, module in _named_modules(model, "", seen):
-        for key, buffer in private.own_buffers(module).items():
-            if buffer is not None and id(buffer) not in seen:
-                seen.add(id(buffer))
-                yield prefix + key, buffer
-
-
-def _named_modules(module, prefix, seen):
-    """Yield each module once, with the prefix of its buffers' names."""
-    if module is not None and id(module) not in seen:
-        seen.add(id(module))
-        yield prefix, module
-        for key, child in private.children(module).items():
-            yield from _named_modules(child, f"{prefix}{key}.", seen)
 
 
 def _copy(value):

@@ -25,7 +25,6 @@ import atexit
 import gc
 import math
 import sys
-import time
 import zlib
 from collections import Counter
 from contextlib import nullcontext, suppress
@@ -37,25 +36,27 @@ from torch.distributed.tensor import DTensor
 from dlojz import idr_torch
 from dlojz.runs import records
 from dlojz.runs.folder import group_file
-from dlojz.traces import kinds, spans
 from dlojz.training import checkpoint, distributed, models, private, sharding
 from dlojz.training.data import CHECKED_BATCHES, normalize
-from dlojz.watch import auditor, calls, casts, compilation, samples, workload
+from dlojz.watch import (
+    auditor,
+    calls,
+    casts,
+    compilation,
+    profile,
+    readings,
+    samples,
+    steps,
+    workload,
+)
 
-ITEM_BYTES = {
-    **{"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},
-    "uint8": 1,
-}
 # The keys of DDP's logging data to keep.
 DDP_FACTS = (
     *("backend_name", "world_size", "bucket_cap_bytes", "bucket_sizes", "rebuilt_bucket_sizes"),
     *("find_unused_parameters", "unused_parameter_size", "gradient_as_bucket_view"),
     *("broadcast_buffers", "has_sync_bn", "static_graph", "comm_hook", "device_ids"),
 )
-CPU = torch.autograd.DeviceType.CPU
-RANGE_S = 0.1  # gloo's threads complete a collective, and end its range in the trace a moment later
 NOTED = 64  # updates of a run to keep rates and settings of
-SEEN = 8  # pixels of an image, and numbers of a weight, in a short run
 # Steps after the probe until compiling is over. On a GPU the first one compiles, the
 # second warms a CUDA graph up, and the third records it.
 COMPILES_IN = {"cpu": 2, "cuda": 3}
@@ -122,7 +123,7 @@ class Witness:
             run.evidence(records.Samples(**seen))
         self._auditor = auditor.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
-        self._steps = Steps(self._model) if "epochs" in auditor.wished() else None
+        self._steps = steps.Steps(self._model) if "epochs" in auditor.wished() else None
         self._hook()
         self._compilations = compilation.Compilations(self._place)
         run.before_end(self._finish)
@@ -161,7 +162,7 @@ class Witness:
         return mode, self._counts["forward"]
 
     def _on_input(self, model, args, kwargs):
-        images = auditor.entered(args, kwargs)
+        images = readings.entered(args, kwargs)
         mode = "train" if model.training else "val"
         if self._steps:
             self._steps.enter(mode, images)
@@ -183,7 +184,7 @@ class Witness:
             tuple(images.shape),
             images.dtype,
             images.device,
-            auditor.layout(images),
+            readings.layout(images),
             torch.get_autocast_dtype(images.device.type) if casts.enabled(images.device) else None,
             torch.is_grad_enabled(),
         ] += 1
@@ -193,18 +194,18 @@ class Witness:
             self._val_dtypes.add(logits.dtype)
 
     def _on_loss(self, criterion, args, kwargs, loss):
-        logits, labels = auditor.given(args, kwargs)
+        logits, labels = readings.given(args, kwargs)
         mode, _ = self._place()
         self._losses[mode, tuple(logits.shape), logits.dtype, labels.device, loss.dtype] += 1
         if self._steps:
             self._steps.label(mode, labels)
         if self._probe and loss.requires_grad and not self._first:
             self._first = {
-                "labels": _crc(_classes(labels)),
+                "labels": _crc(steps.classes(labels)),
                 "logits": _tensor(logits),
                 "loss": _tensor(loss),
             }
-            of_mean = len(logits) if auditor.sums(criterion) else 1
+            of_mean = len(logits) if readings.sums(criterion) else 1
             loss.register_hook(lambda gradient: self._on_loss_gradient(gradient, of_mean))
 
     def _on_gradient(self, weight):
@@ -244,7 +245,7 @@ class Witness:
         known = not any(torch.is_tensor(rate) and rate.is_cuda for rate in rates)
         self._rates.append(max(map(float, rates)) if known else None)
         moved = sum(p.grad is not None for group in groups for p in group["params"])
-        settings = sorted({str(auditor.settings(group, optimizer)) for group in groups})
+        settings = sorted({str(readings.settings(group, optimizer)) for group in groups})
         self._updates[moved, "; ".join(settings)] += 1
 
     def _note_phase(self, work):
@@ -259,11 +260,11 @@ class Witness:
         Nothing is compiled yet, so all of its convolutions and products are visible.
         """
         if self._first_profiler:
-            self._work = workload.counted(stop_profiler(self._first_profiler))
+            self._work = workload.counted(profile.stop_profiler(self._first_profiler))
             self._first_profiler = None
         elif self._counts_first:
             self._counts_first = False
-            self._first_profiler = start_profiler([torch.profiler.ProfilerActivity.CPU])
+            self._first_profiler = profile.start_profiler([torch.profiler.ProfilerActivity.CPU])
 
     def _on_layer(self, layer, inputs, output):
         self._counts["again"] += bool(self._first)  # after the loss: the backward pass needs it
@@ -275,8 +276,8 @@ class Witness:
             entered.dtype,
             output.dtype,
             output.device,
-            auditor.layout(entered),
-            auditor.layout(output),
+            readings.layout(entered),
+            readings.layout(output),
         ] += 1
 
     def _on_loss_gradient(self, gradient, of_mean):
@@ -368,17 +369,19 @@ class Witness:
             if not self._compiles:  # or it would be compiled again, with these hooks
                 call = self._note_modes
                 self._inside = [layer.register_forward_hook(call) for layer in _leaves(self._model)]
-            self._profiler = start_profiler()
+            self._profiler = profile.start_profiler()
 
     def ends(self):
         """Stop the profiler at the end of the step, and log its record."""
         if self._profiler is None:
             return
-        events = stop_profiler(self._profiler)
+        events = profile.stop_profiler(self._profiler)
         self._profiler = None
         for hook in self._inside:
             hook.remove()
-        seen = _profile(events) | _distributed(self._model)  # by now DDP has its final buckets
+        seen = profile.summary(events) | _distributed(
+            self._model
+        )  # by now DDP has its final buckets
         seen["modes"] = sorted(self._modes)
         kind = records.MiddleStep if self._looked_at == self.middle else records.LastStep
         alive = {"graphs_alive": _graphs_alive(), "batches_alive": self._batches_alive()}
@@ -459,97 +462,6 @@ class Witness:
         return scaler.get_scale() if scaler is not None and scaler.is_enabled() else None
 
 
-class Steps:
-    """The inputs and results of each step of a short run, in all epochs, without waiting.
-
-    It also finds changes between two updates: only the optimizer may change weights and momenta,
-    and only forward passes in training may change batch statistics. Some numbers of the first,
-    the middle and the last tensor are compared.
-    """
-
-    def __init__(self, model):
-        self._model = model
-        self._images, self._labels, self._norms = [], [], []
-        self._changed = 0  # updates that began with other values than the previous one had left
-        self._left, self._statistics = {}, {}
-
-    def enter(self, mode, images):
-        """Note eight pixels of each image that enters the model, and changed statistics."""
-        if mode == "train":
-            self._compare(self._statistics, _statistics(self._model))
-            self._statistics = {}  # until the next update
-        flat = normalize(images.detach()).flatten(1)  # in case the model does it
-        seen = flat[:, :: max(1, flat.shape[1] // SEEN)][:, :SEEN]
-        self._images.append((mode, seen.float().clone()))
-
-    def label(self, mode, labels):
-        """Note the labels of a batch, in order."""
-        classes = _classes(labels)
-        places = torch.arange(1, len(classes) + 1, device=classes.device)
-        self._labels.append((mode, (places * classes).sum()))
-
-    def begin(self, optimizer, args, kwargs):
-        """Note the gradients of an update, and compare its state with the previous one's result."""
-        weights = [p for group in optimizer.param_groups for p in group["params"]]
-        gradients = [auditor.own(p.grad) for p in weights if p.grad is not None]
-        scale = getattr(optimizer, "grad_scale", None)
-        self._norms.append(
-            torch.nn.utils.get_total_norm(gradients) / (1 if scale is None else scale)
-        )
-        self._compare(self._left, self._rows(optimizer))
-
-    def _compare(self, left, found):
-        """Count an update whose state differs from the previous one's result."""
-        other = [_differ(row, found.get(key)) for key, row in left.items()]
-        if any(it is None for it in other):  # another shape or device, or no tensor
-            self._changed = self._changed + 1
-        elif other:
-            self._changed = self._changed + torch.stack(other).any()
-
-    def end(self, optimizer, args, kwargs):
-        """Keep the result of an update."""
-        self._left = {key: row.clone() for key, row in self._rows(optimizer).items()}
-        self._statistics = {key: row.clone() for key, row in _statistics(self._model).items()}
-
-    def found(self) -> dict:
-        """Return the fields of the run's record."""
-        return {
-            "touched": int(self._changed),
-            "entered": [[mode, _rounded(seen)] for mode, seen in self._images],
-            "labels": [[mode, int(number)] for mode, number in self._labels],
-            "norms": [float(norm) for norm in self._norms],
-        }
-
-    def _rows(self, optimizer):
-        weights = [p for group in optimizer.param_groups for p in group["params"]]
-        found, names = {}, auditor.states_of(optimizer)
-        for place in {0, len(weights) // 2, len(weights) - 1}:
-            weight = weights[place]
-            states = {key: optimizer.state.get(weight, {}).get(key) for key in names}
-            for key, tensor in ({"weight": weight} | states).items():
-                if tensor is not None and not tensor.is_meta:
-                    found[place, key] = auditor.own(tensor.detach()).reshape(-1)[:SEEN]
-        return found
-
-
-def _statistics(model) -> dict:
-    """Return some numbers of three of a model's batch statistics, by index."""
-    found = [b.detach() for b in model.buffers() if b.is_floating_point() and not b.is_meta]
-    places = {0, len(found) // 2, len(found) - 1} if found else ()
-    return {place: found[place].reshape(-1)[:SEEN] for place in places}
-
-
-def _differ(left, found):
-    """Return whether two rows differ, as a tensor; None if they can't be compared."""
-    if found is None or (left.shape, left.device) != (found.shape, found.device):
-        return None
-    return ((left != found) & ~(left.isnan() & found.isnan())).any()
-
-
-def _rounded(rows):
-    return [[round(value, 3) for value in row] for row in rows.tolist()]
-
-
 def digest(model) -> str | None:
     """Return a checksum of all weights, equal for any device and layout; None on the meta device.
 
@@ -565,11 +477,6 @@ def _checksum(tensors) -> str | None:
             return None
         total = _crc(tensor, total)
     return f"{total:08x}"
-
-
-def _classes(labels):
-    """Return the classes of a batch; labels: class indices, or probabilities [N, classes]."""
-    return labels if labels.ndim == 1 else labels.argmax(1)
 
 
 def _crc(tensor, start=0):
@@ -643,7 +550,7 @@ def _parameters(model):
     return records.Parameters(
         dtypes=_dtypes(weights),
         devices=dict(Counter(str(p.device) for p in weights)),
-        layouts=dict(Counter(auditor.layout(p) for p in weights)),
+        layouts=dict(Counter(readings.layout(p) for p in weights)),
     )
 
 
@@ -687,174 +594,6 @@ def _loader(loader):
         **{name: getattr(loader, name, None) for name in names},
         resident=getattr(loader.dataset, "resident", None),
     )
-
-
-def start_profiler(activities=()):
-    """Return a profiler that has started; `stop_profiler` stops it.
-
-    activities: by default the host's work, and a GPU's if there is one.
-    """
-    kinds_of = torch.profiler.ProfilerActivity
-    on_gpu = [kinds_of.CUDA] if torch.cuda.is_available() else []
-    activities = list(activities) or [kinds_of.CPU, *on_gpu]
-    profiler = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
-    profiler.start()
-    # True only avoids a warning. At the end it would spend seconds on Python objects that nothing
-    # reads.
-    profiler.profiler.acc_events = False
-    return profiler
-
-
-def stop_profiler(profiler) -> list:
-    """Stop the profiler, which waits for the device; return its events."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        time.sleep(RANGE_S)
-    profiler.stop()
-    return profiler.profiler.kineto_results.events()
-
-
-def profiled(call) -> list:
-    """Return the profiler's events of `call()`, and of the kernels that it launches."""
-    profiler = start_profiler()
-    call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return stop_profiler(profiler)
-
-
-def counts(events) -> dict[str, int]:
-    """Return the numbers of operations, kernels, and reads of a value, which make the host wait."""
-    names = [e.name() for e in events if e.device_type() == CPU]
-    return {
-        "operations": sum(name.startswith("aten::") for name in names),
-        "kernels": sum(_ran_on_gpu(e) for e in events),
-        "reads": sum(name in kinds.READS for name in names),
-    }
-
-
-def _profile(events):
-    matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
-    fused = 0
-    hosts = [e for e in events if e.device_type() == CPU]  # ranges are repeated on the GPU
-    own = [e for e in hosts if kinds.OWN_READS.match(e.name())]
-    aside = [e for e in hosts if e.name() == kinds.ASIDE]
-    waits_of_ddp, forward = kinds.OWN_WAITS
-    ddp = [e for e in hosts if e.name() == forward]
-    for event in events:
-        name = event.name()
-        if kind := kinds.MATRIX_OPS.get(name):
-            matrix[kind, workload.dtype(next((d for d in event.dtypes() if d), "?"))] += 1
-        elif kinds.FUSED.match(name):
-            fused += 1
-        elif name == "aten::_local_scalar_dense":
-            calls["item"] += not any(_within(event, other) for other in own + aside)
-        elif kinds.WAITS.match(name):
-            others = aside + ddp * bool(waits_of_ddp.match(name))
-            calls[name] += not any(_during(event, other) for other in others)
-        elif name.startswith("Memcpy"):
-            copies[name] += 1
-        elif _ran_on_gpu(event):
-            kernels[name[:120]] += event.duration_ns()
-    return {
-        **communication(events),
-        **compilation.coverage(events),
-        "work": workload.counted(events),
-        "matrix_ops": [{"op": op, "dtype": d, "count": n} for (op, d), n in matrix.items()],
-        "fused_updates": fused,
-        "calls": dict(calls),
-        "copies": dict(copies),
-        "non_blocking": sum(map(_asks_not_to_wait, events)),
-        "kernels_us": {name: ns / 1000 for name, ns in kernels.most_common(12)},
-    }
-
-
-def _within(event, other) -> bool:
-    return event.start_thread_id() == other.start_thread_id() and _during(event, other)
-
-
-def _during(event, other) -> bool:
-    return 0 <= event.start_ns() - other.start_ns() < other.duration_ns()
-
-
-def _asks_not_to_wait(event) -> bool:
-    # Tensor.to(dtype, layout, device, pin_memory, non_blocking, copy, memory_format), after self
-    inputs = event.concrete_inputs() if event.name() == "aten::to" else ()
-    return len(inputs) == 8 and inputs[5] is True
-
-
-def _ran_on_gpu(event) -> bool:
-    # The profiler repeats the host's annotations on the GPU, around their kernels.
-    return event.device_type() != CPU and not event.is_user_annotation()
-
-
-def communication(events):
-    """Return the communication between the processes in a step; {} if there was none.
-
-    Each collective has the size of its operand, its duration and its begin, counted from the step's
-    first record; the span of the backward pass is beside it. On a GPU with a kernel for each
-    collective, these are the kernels' times. The kernels' total time, and its part that did not
-    overlap with other work, are added.
-    """
-    begin = min((e.start_ns() for e in events), default=0)
-    collectives, kernels, others = [], [], []
-    for event in events:
-        if _ran_on_gpu(event):
-            (kernels if kinds.NCCL_KERNEL.match(event.name()) else others).append(event)
-        elif kinds.COLLECTIVE.fullmatch(event.name()) and event.device_type() == CPU:
-            collectives.append(event)
-    if not collectives:
-        return {}
-    collectives.sort(key=lambda e: e.start_ns())
-    kernels.sort(key=lambda e: e.start_ns())
-    one_each = len(kernels) == len(collectives)  # then both are in the same order
-    times = [_span(event, begin) for event in (kernels if one_each else collectives)]
-    found = {
-        "collectives": [_collective(e, s) for e, s in zip(collectives, times, strict=True)],
-        "timed_on": "gpu" if one_each else "host",
-    }
-    if backward := _backward(events, others if one_each else []):
-        ends = [_span(event, begin) for event in backward]
-        found["backward_ms"] = [round(f, 3) for f in (min(ends)[0], max(e for _, e in ends))]
-    if kernels:
-        ours, rest = (spans.union(_span(e, begin) for e in part) for part in (kernels, others))
-        found["communication_ms"] = round(spans.length(ours), 3)
-        found["exposed_ms"] = round(spans.length(spans.without(ours, rest)), 3)
-    return found
-
-
-def _span(event, begin):
-    """Return an event's begin and end, in milliseconds since `begin`."""
-    start = (event.start_ns() - begin) / 1e6
-    return start, start + event.duration_ns() / 1e6
-
-
-def _collective(event, span):
-    backend, op = kinds.COLLECTIVE.fullmatch(event.name()).groups()
-    dtype = workload.dtype(next(iter(event.dtypes()), "?"))
-    return {
-        "backend": backend,
-        "op": op,
-        "bytes": math.prod(next(iter(event.shapes()), [])) * ITEM_BYTES.get(dtype, 4),
-        "dtype": dtype,
-        "begin_ms": round(span[0], 3),
-        "ms": round(span[1] - span[0], 3),
-    }
-
-
-def _backward(events, on_device):
-    """Return the records of the backward pass: its kernels on the GPU, or its own."""
-    host = [e for e in events if e.name().startswith("autograd::engine::evaluate_function")]
-    if not host or not on_device:
-        return host
-    begin = min(e.start_ns() for e in host)
-    end = max(e.start_ns() + e.duration_ns() for e in host)
-    # Operations only: CUDA calls have numbers of their own, which may coincide.
-    launched = {
-        e.correlation_id()
-        for e in events
-        if e.device_type() == CPU and not e.name().startswith("cu") and begin <= e.start_ns() < end
-    }
-    return [e for e in on_device if e.linked_correlation_id() in launched] or host
 
 
 def _distributed(model):

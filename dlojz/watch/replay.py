@@ -20,7 +20,6 @@ tensors are taken from the trainee: learning rates, settings and the schedule ar
 Every number goes into the log; `dlojz.check.audit` judges them.
 """
 
-import inspect
 import math
 import sys
 import warnings
@@ -38,15 +37,12 @@ from dlojz.runs import log, records
 from dlojz.training import distributed, imports
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.sharding import own
-from dlojz.watch import auditor
+from dlojz.watch import auditor, distances, readings, store
 
-EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
 USUAL = 1e-4  # the noise of float32's gradients without a kink: ShuffleNet, on a processor
 AGAIN = 6  # repetitions of an update whose gradients are far off
-LARGE = 1e-3  # share of the whole gradient: smaller tensors are only checked for existence
 FORMATS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
-GONE = 99.0  # the distance of a gradient of zeros
 
 
 def main():
@@ -69,14 +65,14 @@ def main():
     first_buffers = replay.other_buffers(pair[0].first_buffers)
     updates, noisy = [], NOISY
     for file in map(Path, pair[0].files):
-        state = auditor.load(file, replay.device)
+        state = store.load(file, replay.device)
         if not _had_to_skip(state):
             updates.append(replay.update(state, pair[0].steps, noisy=noisy > 0))
             noisy -= updates[-1].gradients_noise is not None  # in fp16 a step may be skipped
         del state  # frees its memory
-        auditor.drop(file)
+        store.drop(file)
     every = replace(
-        every_step(replay, *pair),
+        distances.every_step(replay, *pair),
         first_buffers=first_buffers,
         validation=replay.validation(*pair),
     )
@@ -143,7 +139,7 @@ class Replay:
         self.training = trainer.build_training(args, device, classes, updates)
         self.per_epoch = min(args.test_nsteps, batches) if args.test else batches
         self._model = self.training.model
-        plainly = auditor.plainly(self._model)
+        plainly = readings.plainly(self._model)
         self.weights = {plainly(name): p for name, p in self._model.named_parameters()}
         self._buffers = {plainly(name): b for name, b in self._model.named_buffers()}
         self._gradients = self._stream = None
@@ -180,15 +176,17 @@ class Replay:
         noise = {}
         if noisy and solved:
             other = self._step(state, batches, moved=(self._rounding, number))
-            noise = _noise(solved, other) if other else {}
+            noise = distances.noise(solved, other) if other else {}
             if noise and self._may_differ and (other := self._without_cudnn(state, batches)):
-                noise = {k: max(v, noise[k]) for k, v in _noise(solved, other).items()}
+                noise = {k: max(v, noise[k]) for k, v in distances.noise(solved, other).items()}
             self._noises += [noise] if noise else []
         found = {"update": number}
         if solved:
             found |= self._nearest(state, batches, solved)
-            found |= {"buffers": _buffers(state["after"]["buffers"], solved["buffers"])}
-            found |= {"outputs": _outputs([batch.logits for batch in mine], solved["outputs"])}
+            found |= {"buffers": distances.buffers(state["after"]["buffers"], solved["buffers"])}
+            found |= {
+                "outputs": distances.outputs([batch.logits for batch in mine], solved["outputs"])
+            }
         return records.Update(**found, **noise, **self._optimizer(state))
 
     def _nearest(self, state, batches, solved) -> dict:
@@ -200,13 +198,15 @@ class Replay:
         one does not.
         """
         mine, eps = _unscaled(state), self._rounding
-        found = _gradients(mine, solved["gradients"])
+        found = distances.gradients(mine, solved["gradients"])
         for again in range(AGAIN):
             if not any(_in_each_process(self._far(found))):
                 break
             seed = 10**6 * (1 + again) + state["facts"].update  # torch takes 32 bits of it
             if other := self._step(state, batches, moved=(eps * 2 ** (again // 2), seed)):
-                found = min(found, _gradients(mine, other["gradients"]), key=_apart)
+                found = min(
+                    found, distances.gradients(mine, other["gradients"]), key=distances.apart
+                )
         return found
 
     def _far(self, found) -> bool:
@@ -288,16 +288,16 @@ class Replay:
         return [
             name
             for name, tensor in first.items()
-            if name in self._buffers and not _equal(tensor, self._buffers[name].cpu())
+            if name in self._buffers and not distances.equal(tensor, self._buffers[name].cpu())
         ]
 
     def validation(self, mine: auditor.Watched, solution: auditor.Watched) -> records.Validation:
         """Return the distance of the last validation's batches from the solution's."""
         pairs = list(zip(mine.validation, solution.validation, strict=False))
         return records.Validation(
-            pixels=[_pixels(*pair) for pair in pairs],
-            labels=[_same_labels(*pair) for pair in pairs],
-            right=[_right(*pair) for pair in pairs],
+            pixels=[distances.pixels(*pair) for pair in pairs],
+            labels=[distances.same_labels(*pair) for pair in pairs],
+            right=[distances.right(*pair) for pair in pairs],
             buffers=self._off_process_0(mine.validated),
         )
 
@@ -308,7 +308,7 @@ class Replay:
         first, *_ = _in_each_process(here)
         if here is None or first is None:
             return None
-        return 0.0 if here is first else _buffers(here, first)
+        return 0.0 if here is first else distances.buffers(here, first)
 
     def _put(self, weights, buffers, moved):
         for name, tensor in weights.items():
@@ -352,8 +352,8 @@ class Replay:
         On an H200 the gradients of small networks, in float32, differed by 0.0013 between the
         layouts, and by 0.00004 with weights that are off by a rounding error.
         """
-        wanted = auditor.layout(tensor)
-        if own(weight) is weight and wanted in FORMATS and wanted != auditor.layout(weight):
+        wanted = readings.layout(tensor)
+        if own(weight) is weight and wanted in FORMATS and wanted != readings.layout(weight):
             weight.data = weight.data.contiguous(memory_format=FORMATS[wanted])
 
     def _complete(self, optimizer):
@@ -442,12 +442,12 @@ class Replay:
             for weights in (state["weights"], state["after"]["weights"])
         )
         expected = [own(self.weights[name].detach()) for name in names]
-        steps, off = _minus(expected, before), _minus(after, expected)
-        moved, wrong = (math.hypot(*_norms(tensors)) for tensors in (steps, off))
+        steps, off = distances.minus(expected, before), distances.minus(after, expected)
+        moved, wrong = (math.hypot(*distances.norms(tensors)) for tensors in (steps, off))
         worst = {"roundings": 0.0}
-        for i in _not_zero(off):
-            scale = EPS * (before[i].abs() + steps[i].abs())
-            _keep_worst(worst, names[i], off[i].abs(), scale)
+        for i in distances.not_zero(off):
+            scale = distances.EPS * (before[i].abs() + steps[i].abs())
+            distances.keep_worst(worst, names[i], off[i].abs(), scale)
         self._momenta(state, worst)
         return {
             "optimizer_roundings": worst["roundings"],
@@ -463,12 +463,12 @@ class Replay:
                     found.append((name, key, own(momentum).to(self.device)))
         expected = [momentum for _, _, momentum in found]
         there = [after[f"{name} {key}"].to(momentum) for name, key, momentum in found]
-        off = _minus(there, expected)
-        for i in _not_zero(off):
+        off = distances.minus(there, expected)
+        for i in distances.not_zero(off):
             name, key, momentum = found[i]
             gradient = state["gradients"].get(name)
             scale = momentum.abs() + (0 if gradient is None else gradient.to(self.device).abs())
-            _keep_worst(worst, f"{name} {key}", off[i].abs(), 4 * EPS * scale)
+            distances.keep_worst(worst, f"{name} {key}", off[i].abs(), 4 * distances.EPS * scale)
 
     def criterion(
         self, step: auditor.Batch, labels
@@ -492,143 +492,6 @@ class Replay:
         return float((there - factor * expected).norm() / there.norm()), float(factor), float(loss)
 
 
-def every_step(replay, mine, solution) -> records.Every:
-    """Return the comparison of every step and update of both runs."""
-    pairs = list(zip(mine.steps, solution.steps, strict=False))
-    unseen = None, None, None
-    losses = [unseen if b.labels is None else replay.criterion(a, b.labels) for a, b in pairs]
-    return records.Every(
-        steps=[len(mine.steps), len(solution.steps)],
-        images=[[int(batch.images or 0) for batch in pair] for pair in pairs],
-        pixels=[_pixels(*pair) for pair in pairs],
-        criterion=[off for off, _, _ in losses],
-        scales=[scale for _, scale, _ in losses],
-        losses=[loss for _, _, loss in losses],
-        right=[_right(*pair) for pair in pairs],
-        updates=[_settings(u, replay) for u in mine.updates],
-        usual=[_settings(u, replay) for u in solution.updates],
-        rows=rows(replay, mine),
-    )
-
-
-def _same_labels(mine, solution) -> bool | None:
-    """Return whether two batches have the same labels; None: unknown, or no class indices."""
-    a, b = mine.labels, solution.labels
-    if a is None or b is None or a.ndim != b.ndim:
-        return None
-    return _equal(a, b)
-
-
-def _right(mine, solution) -> list[int] | None:
-    """Return the numbers of correctly classified images and of all; None: unknown."""
-    best, labels = mine.best, solution.labels
-    if best is None or labels is None or best.shape != labels.shape:
-        return None
-    return [int((best == labels).sum()), len(labels)]
-
-
-def _equal(a, b) -> bool:
-    return a.dtype == b.dtype and torch.equal(a, b)
-
-
-def _pixels(mine, solution) -> float | None:
-    """Return the median difference of pixels in the worst image of a batch."""
-    a, b = mine.pixels, solution.pixels
-    if b is None:
-        return 0.0
-    if a is None or a.shape != b.shape:
-        return None
-    return float((a - b).abs().median(1).values.max())
-
-
-def _settings(update, replay) -> records.Settings:
-    number = update.update
-    rates = [float(rate) for rate in update.lr]
-    usual = replay.rates[number] if number < len(replay.rates) else math.nan
-    kept = usual, float(torch.tensor(usual))  # an optimizer may keep its rate in float32
-    smallest = 1e-12  # a learning rate of 0 is compared by its distance
-    off = [min(abs(rate - as_is) for as_is in kept) / max(usual, smallest) for rate in rates]
-    same = ("update", "optimizer", "settings", "missing", "evaluating", "random")
-    return records.Settings(
-        lr=rates, lr_off=max(off), **{name: getattr(update, name) for name in same}
-    )
-
-
-def rows(replay, watched: auditor.Watched) -> list[float | None]:
-    """Return the distance of each update's sampled rows from the solution's, in roundings."""
-    found, usual = [], list(auditor.states_of(replay.training.optimizer))
-    made = 0  # updates before this one
-    for now, then in zip(watched.updates, watched.updates[1:], strict=False):
-        known = now.rows.shape == then.rows.shape and now.update < len(replay.rates)
-        if known and watched.states == usual:
-            pairs = zip(*(_parts(replay, watched, u.rows) for u in (now, then)), strict=True)
-            found.append(max((_row(replay, now, made, *pair) for pair in pairs), default=0.0))
-        else:
-            found.append(None)
-        made += not _skips(now)
-    return found
-
-
-def _skips(update) -> bool:
-    """Return whether a fused optimizer skipped an update: others are not called then."""
-    return update.found_inf is not None and bool(float(update.found_inf))
-
-
-def _row(replay, update, made: int, before, after) -> float:
-    """Return the distance of one row (weight, gradient, states) from the solution's, in roundings.
-
-    made: the number of updates before. Adam counts them even if all gradients were zeros, as in a
-    transformer's first step if its classifier begins with zeros.
-    """
-    # On its device, where a fused optimizer may compute differently from a processor's.
-    before, after = ([part.to(replay.device) for part in parts] for parts in (before, after))
-    (group, *_) = replay.training.optimizer.param_groups
-    found = _row_of(replay, group, update, made, before, after)
-    if found > 1 and group.get("fused"):  # it may have run without fusion
-        found = min(found, _row_of(replay, group | {"fused": False}, update, made, before, after))
-    return found
-
-
-def _row_of(replay, group, update, made: int, before, after) -> float:
-    weight, gradient, *states = before
-    moved, expected = torch.nn.Parameter(weight.clone()), states
-    scale = update.grad_scale
-    gradient = gradient if scale is None else gradient / float(scale)
-    if not _skips(update):
-        kind = type(replay.training.optimizer)
-        known = inspect.signature(kind).parameters.keys() - {"params"}
-        settings = {name: group[name] for name in known & group.keys()}
-        settings["lr"] = replay.rates[update.update]
-        optimizer = kind([moved], **settings)
-        keys = auditor.states_of(optimizer)
-        if made:
-            kept = {key: state.clone() for key, state in zip(keys, states, strict=True)}
-            if keys != auditor.MOMENTUM:
-                kept["step"] = torch.tensor(float(made), device=moved.device)
-            optimizer.state[moved].update(kept)
-        moved.grad = gradient
-        optimizer.step()
-        own_state = optimizer.state[moved]
-        expected = [own_state.get(k, s) for k, s in zip(keys, states, strict=True)]
-    moved = moved.detach()
-    scale = EPS * (weight.abs() + (moved - weight).abs())
-    pairs = zip(after[2:], expected, strict=True)
-    return max(
-        _worst((after[0] - moved).abs(), scale),
-        *(_worst((b - e).abs(), 4 * EPS * (e.abs() + gradient.abs())) for b, e in pairs),
-    )
-
-
-def _parts(replay, watched, rows):
-    """Return (weights, gradients, the optimizer's states) of each sampled row."""
-    found, begin, each = [], 0, 2 + len(watched.states)
-    for name, row in watched.rows:
-        size = own(replay.weights[name])[row].numel()
-        found.append(rows[begin : begin + each * size].view(each, size).unbind())
-        begin += each * size
-    return found
-
-
 def _rates(training, updates) -> list[float]:
     """Return the solution's learning rate for each update; its scheduler is not used again."""
     rates = []
@@ -642,7 +505,7 @@ def _rates(training, updates) -> list[float]:
 
 def _had_to_skip(state) -> bool:
     """Return whether a fused optimizer skipped this update, with a gradient that is not finite."""
-    if not _skips(state["facts"]):
+    if not distances.skips(state["facts"]):
         return False
     return not all(bool(g.isfinite().all()) for g in state["gradients"].values())
 
@@ -653,104 +516,6 @@ def _unscaled(state) -> dict:
     if scale is None:
         return state["gradients"]
     return {name: g / float(scale) for name, g in state["gradients"].items()}
-
-
-def _gradients(mine, solution) -> dict:
-    """Return the distance of the gradients, as a whole and by the norms of large tensors."""
-    usual = list(solution.values())
-    there = [
-        mine[name].to(expected) if name in mine else torch.zeros_like(expected)
-        for name, expected in solution.items()
-    ]
-    off = math.hypot(*_norms(_minus(there, usual)))
-    norms = list(zip(solution, _norms(there), _norms(usual), strict=True))
-    whole, worst, where = math.hypot(*(norm for _, _, norm in norms)), 0.0, None
-    for name, mine_is, norm in norms:
-        if norm and (norm >= LARGE * whole or not mine_is):
-            apart = abs(math.log(mine_is / norm)) if 0 < mine_is / norm < math.inf else GONE
-            if not apart <= worst:
-                worst, where = apart, name
-    return {
-        "gradients": off / whole if whole else math.inf,
-        "gradients_tensor": worst,
-        "gradients_worst": where,
-        "missing": sorted(solution.keys() - mine.keys()),
-        "unexpected": sorted(mine.keys() - solution.keys()),
-    }
-
-
-def _apart(found) -> float:
-    """Return the distance by which the nearest gradients are chosen; NaN is the farthest."""
-    whole = found["gradients"]
-    return math.inf if math.isnan(whole) else whole
-
-
-def _noise(solved, moved) -> dict:
-    found = _gradients(moved["gradients"], solved["gradients"])
-    return {
-        "gradients_noise": found["gradients"],
-        "gradients_tensor_noise": found["gradients_tensor"],
-        "buffers_noise": _buffers(moved["buffers"], solved["buffers"]),
-        "outputs_noise": _outputs(moved["outputs"], solved["outputs"]),
-    }
-
-
-def _outputs(mine, solution) -> float | None:
-    """Return the distance of the logits, the worst of an update's batches.
-
-    None: they were not kept, for lack of memory.
-    """
-    if any(logits is None for logits in mine):
-        return None
-    if [tuple(a.shape) for a in mine] != [tuple(b.shape) for b in solution]:
-        return math.inf
-    pairs = [(a.to(b.device).float(), b.float()) for a, b in zip(mine, solution, strict=True)]
-    return max(_away(a, b) for a, b in pairs)
-
-
-def _away(a, b) -> float:
-    """Return the distance of two tensors, as a share; infinite with a NaN."""
-    off, size = float((a - b).norm()), float(b.norm())
-    if off == 0:  # a classifier that begins with zeros has logits of 0
-        return 0.0
-    share = off / size if size else math.inf
-    return math.inf if math.isnan(share) else share
-
-
-def _buffers(mine, solution) -> float:
-    """Return the distance of the buffers, one norm over all of them."""
-    if solution.keys() - mine.keys():
-        return math.inf
-    usual = [buffer.double() for buffer in solution.values()]
-    there = [mine[name].to(buffer) for name, buffer in zip(solution, usual, strict=True)]
-    off, size = (math.hypot(*_norms(those)) for those in (_minus(there, usual), usual))
-    return off / size if size else 0.0
-
-
-def _minus(minuends, subtrahends) -> list:
-    return [a - b for a, b in zip(minuends, subtrahends, strict=True)]
-
-
-def _norms(tensors) -> list[float]:
-    """Return the norm of each tensor. Waits for the device once, not for each."""
-    return torch.stack([t.norm() for t in tensors]).tolist() if tensors else []
-
-
-def _not_zero(tensors) -> list[int]:
-    """Return the indices of the tensors that hold anything but zeros."""
-    flags = torch.stack([(t != 0).any() for t in tensors]).tolist() if tensors else []
-    return [i for i, flag in enumerate(flags) if flag]
-
-
-def _keep_worst(worst, name, off, scale):
-    found = _worst(off, scale)
-    if not found <= worst["roundings"]:
-        worst.update(name=name, roundings=found)
-
-
-def _worst(off, scale) -> float:
-    """Return the largest of off / scale; 0 where both are 0."""
-    return float(torch.where(off == 0, torch.zeros_like(off), off / scale).max())
 
 
 def _copied(tensors):

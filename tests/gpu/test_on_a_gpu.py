@@ -14,7 +14,7 @@ from dlojz.check import audit as judged
 from dlojz.images import generate
 from dlojz.runs import log
 from dlojz.runs.stats import summary
-from dlojz.watch import auditor, replay
+from dlojz.watch import auditor, distances, readings
 
 SOLUTION = course.solution("01")
 
@@ -151,8 +151,8 @@ def test_rows_of_an_update_are_done_again_as_this_gpu_does_them(fused):
         rows = [row.reshape(-1).cpu() for row in auditor.Auditor._rows(drawn, mine)]
         updates.append(auditor.Facts(number, rows=torch.cat(rows)))
         mine.step()
-    states = list(auditor.states_of(solution))
+    states = list(readings.states_of(solution))
     watched = auditor.Watched(updates=updates, rows=[("w", None)], states=states)
     solved = SimpleNamespace(training=SimpleNamespace(optimizer=solution), weights={"w": weight})
     solved.rates, solved.device = [0.01] * 6, device
-    assert max(replay.rows(solved, watched)) < judged.ROUNDINGS
+    assert max(distances.rows(solved, watched)) < judged.ROUNDINGS

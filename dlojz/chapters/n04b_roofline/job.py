@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from dlojz.chapters import harness, session
-from dlojz.watch import evidence
+from dlojz.watch import profile
 
 PAIRS, CALLS = 12, 5  # pairs of the baseline and the trainee's, and calls of each in a pair
 ROWS, FEATURES, SEGMENTS = 20_000, 32, 200  # of timed calls, and a few more
@@ -192,7 +192,7 @@ def counted(mean, device) -> list[dict]:
     for sizes in COUNTED:
         call = partial(mean, *_list(*sizes, device), sizes[-1])
         try:
-            counts = evidence.counts(evidence.profiled(call))
+            counts = profile.counts(profile.profiled(call))
         except Exception:  # reported by the looks
             return []
         found.append(dict(zip(("rows", "features", "segments"), sizes, strict=True)) | counts)

@@ -14,7 +14,7 @@ import torch
 import torchvision
 
 from dlojz.chapters import session
-from dlojz.watch import evidence
+from dlojz.watch import profile
 
 WAYS = {"one by one": {"foreach": False}, "in groups": {"foreach": True}, "fused": {"fused": True}}
 SCALERS = {"without a scaler": False, "with a scaler": True}
@@ -42,7 +42,7 @@ def main():
                 if i >= 3:  # the first rounds allocate
                     spent[name].append(times)
         for name, call in cases.items():
-            counts = evidence.counts(evidence.profiled(call))
+            counts = profile.counts(profile.profiled(call))
             host_ms, whole_ms, work_ms = zip(*spent[name], strict=True)
             run.case(
                 name,

@@ -20,7 +20,7 @@ import torch
 import torchvision
 
 from dlojz.chapters import session
-from dlojz.watch import auditor
+from dlojz.watch import readings
 
 CASES = {  # weights in channels_last, images in channels_last, .contiguous() before each stage
     "neither": (False, False, False),
@@ -76,7 +76,7 @@ def profile(step, device):
     layouts = Counter()
     model = step.args[0]
     hooks = [
-        m.register_forward_hook(lambda _, __, out: layouts.update([auditor.layout(out)]))
+        m.register_forward_hook(lambda _, __, out: layouts.update([readings.layout(out)]))
         for m in model.modules()
         if isinstance(m, torch.nn.Conv2d)
     ]

@@ -15,7 +15,7 @@ import torch
 
 from dlojz.chapters import session
 from dlojz.chapters.n04b_roofline import job as segments
-from dlojz.watch import evidence
+from dlojz.watch import profile
 
 
 def segment_reduce(x, ids, segments):
@@ -84,7 +84,7 @@ def main():
         longer = session.in_turn(both, device, args.rounds)
         for name, ms in session.in_turn(calls, device, args.rounds).items():
             run.measure(name, statistics.median(ms), "ms")
-            found = evidence.counts(evidence.profiled(calls[name]))
+            found = profile.counts(profile.profiled(calls[name]))
             run.case(name, ms=ms, and_backward_ms=longer[name], **found)
 
 

@@ -19,7 +19,7 @@ import torchvision
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from dlojz.chapters import session
-from dlojz.watch import evidence
+from dlojz.watch import profile
 
 MB_OF_ONE_BUCKET = 4096
 # The options of DistributedDataParallel in each variant.
@@ -170,7 +170,7 @@ def wrapped(name, model, device):
 def seen(step):
     """Return the communication between the processes in one step, and its times."""
     torch.distributed.barrier()
-    return evidence.communication(evidence.profiled(step))
+    return profile.communication(profile.profiled(step))
 
 
 if __name__ == "__main__":

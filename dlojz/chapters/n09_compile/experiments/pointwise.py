@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dlojz.chapters import session
-from dlojz.watch import evidence
+from dlojz.watch import profile
 
 LONG, SHORT = {"cpu": 2**22, "cuda": 2**27}, 2**10  # elements
 FLOATS_PER_S = 2e9  # a rough guess, for the number of calls between two readings of the clock
@@ -116,7 +116,7 @@ def case(name, function, x):
 def launched(call, x):
     """Return the number of the GPU's kernels in one call."""
     call(x)
-    return evidence.counts(evidence.profiled(lambda: call(x)))["kernels"]
+    return profile.counts(profile.profiled(lambda: call(x)))["kernels"]
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from dlojz.chapters import session
 from dlojz.chapters.n11_fsdp import transformers
 from dlojz.course import UserError
 from dlojz.training import sharding
-from dlojz.watch import evidence
+from dlojz.watch import profile
 
 
 @dataclass(frozen=True)
@@ -275,10 +275,10 @@ def seen(step, way):
     """
     shards = idr_torch.size // way.copies
     torch.distributed.barrier()
-    events = evidence.profiled(step)
+    events = profile.profiled(step)
     spans = [(e.start_ns(), e.end_ns()) for e in events if e.name() == BACKWARD]
     calls = sorted((e.start_ns(), CALLED[e.name()]) for e in events if e.name() in CALLED)
-    found = evidence.communication(events)
+    found = profile.communication(events)
     for (start, op), collective in zip(calls, found["collectives"], strict=True):
         times = shards if op == "all_gather" else 1  # each process gives its part
         collective |= {"op": op, "ran": collective["op"], "bytes": times * collective["bytes"]}

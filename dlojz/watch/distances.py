@@ -1,0 +1,250 @@
+"""Distances of a run of a check from the solution's, link by link: see `dlojz.watch.replay`."""
+
+import inspect
+import math
+
+import torch
+
+from dlojz.runs import records
+from dlojz.training.sharding import own
+from dlojz.watch import auditor, readings
+
+EPS = 2.0**-23  # a rounding of float32
+LARGE = 1e-3  # share of the whole gradient: smaller tensors are only checked for existence
+GONE = 99.0  # the distance of a gradient of zeros
+
+
+def every_step(replay, mine, solution) -> records.Every:
+    """Return the comparison of every step and update of both runs."""
+    pairs = list(zip(mine.steps, solution.steps, strict=False))
+    unseen = None, None, None
+    losses = [unseen if b.labels is None else replay.criterion(a, b.labels) for a, b in pairs]
+    return records.Every(
+        steps=[len(mine.steps), len(solution.steps)],
+        images=[[int(batch.images or 0) for batch in pair] for pair in pairs],
+        pixels=[pixels(*pair) for pair in pairs],
+        criterion=[off for off, _, _ in losses],
+        scales=[scale for _, scale, _ in losses],
+        losses=[loss for _, _, loss in losses],
+        right=[right(*pair) for pair in pairs],
+        updates=[settings(u, replay) for u in mine.updates],
+        usual=[settings(u, replay) for u in solution.updates],
+        rows=rows(replay, mine),
+    )
+
+
+def same_labels(mine, solution) -> bool | None:
+    """Return whether two batches have the same labels; None: unknown, or no class indices."""
+    a, b = mine.labels, solution.labels
+    if a is None or b is None or a.ndim != b.ndim:
+        return None
+    return equal(a, b)
+
+
+def right(mine, solution) -> list[int] | None:
+    """Return the numbers of correctly classified images and of all; None: unknown."""
+    best, labels = mine.best, solution.labels
+    if best is None or labels is None or best.shape != labels.shape:
+        return None
+    return [int((best == labels).sum()), len(labels)]
+
+
+def equal(a, b) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def pixels(mine, solution) -> float | None:
+    """Return the median difference of pixels in the worst image of a batch."""
+    a, b = mine.pixels, solution.pixels
+    if b is None:
+        return 0.0
+    if a is None or a.shape != b.shape:
+        return None
+    return float((a - b).abs().median(1).values.max())
+
+
+def settings(update, replay) -> records.Settings:
+    """Return the settings of an update, with the distance of its learning rates."""
+    number = update.update
+    rates = [float(rate) for rate in update.lr]
+    usual = replay.rates[number] if number < len(replay.rates) else math.nan
+    kept = usual, float(torch.tensor(usual))  # an optimizer may keep its rate in float32
+    smallest = 1e-12  # a learning rate of 0 is compared by its distance
+    off = [min(abs(rate - as_is) for as_is in kept) / max(usual, smallest) for rate in rates]
+    same = ("update", "optimizer", "settings", "missing", "evaluating", "random")
+    return records.Settings(
+        lr=rates, lr_off=max(off), **{name: getattr(update, name) for name in same}
+    )
+
+
+def rows(replay, watched: auditor.Watched) -> list[float | None]:
+    """Return the distance of each update's sampled rows from the solution's, in roundings."""
+    found, usual = [], list(readings.states_of(replay.training.optimizer))
+    made = 0  # updates before this one
+    for now, then in zip(watched.updates, watched.updates[1:], strict=False):
+        known = now.rows.shape == then.rows.shape and now.update < len(replay.rates)
+        if known and watched.states == usual:
+            pairs = zip(*(_parts(replay, watched, u.rows) for u in (now, then)), strict=True)
+            found.append(max((_row(replay, now, made, *pair) for pair in pairs), default=0.0))
+        else:
+            found.append(None)
+        made += not skips(now)
+    return found
+
+
+def skips(update) -> bool:
+    """Return whether a fused optimizer skipped an update: others are not called then."""
+    return update.found_inf is not None and bool(float(update.found_inf))
+
+
+def _row(replay, update, made: int, before, after) -> float:
+    """Return the distance of one row (weight, gradient, states) from the solution's, in roundings.
+
+    made: the number of updates before. Adam counts them even if all gradients were zeros, as in a
+    transformer's first step if its classifier begins with zeros.
+    """
+    # On its device, where a fused optimizer may compute differently from a processor's.
+    before, after = ([part.to(replay.device) for part in parts] for parts in (before, after))
+    (group, *_) = replay.training.optimizer.param_groups
+    found = _row_of(replay, group, update, made, before, after)
+    if found > 1 and group.get("fused"):  # it may have run without fusion
+        found = min(found, _row_of(replay, group | {"fused": False}, update, made, before, after))
+    return found
+
+
+def _row_of(replay, group, update, made: int, before, after) -> float:
+    weight, gradient, *states = before
+    moved, expected = torch.nn.Parameter(weight.clone()), states
+    scale = update.grad_scale
+    gradient = gradient if scale is None else gradient / float(scale)
+    if not skips(update):
+        kind = type(replay.training.optimizer)
+        known = inspect.signature(kind).parameters.keys() - {"params"}
+        settings = {name: group[name] for name in known & group.keys()}
+        settings["lr"] = replay.rates[update.update]
+        optimizer = kind([moved], **settings)
+        keys = readings.states_of(optimizer)
+        if made:
+            kept = {key: state.clone() for key, state in zip(keys, states, strict=True)}
+            if keys != readings.MOMENTUM:
+                kept["step"] = torch.tensor(float(made), device=moved.device)
+            optimizer.state[moved].update(kept)
+        moved.grad = gradient
+        optimizer.step()
+        own_state = optimizer.state[moved]
+        expected = [own_state.get(k, s) for k, s in zip(keys, states, strict=True)]
+    moved = moved.detach()
+    scale = EPS * (weight.abs() + (moved - weight).abs())
+    pairs = zip(after[2:], expected, strict=True)
+    return max(
+        _worst((after[0] - moved).abs(), scale),
+        *(_worst((b - e).abs(), 4 * EPS * (e.abs() + gradient.abs())) for b, e in pairs),
+    )
+
+
+def _parts(replay, watched, rows):
+    """Return (weights, gradients, the optimizer's states) of each sampled row."""
+    found, begin, each = [], 0, 2 + len(watched.states)
+    for name, row in watched.rows:
+        size = own(replay.weights[name])[row].numel()
+        found.append(rows[begin : begin + each * size].view(each, size).unbind())
+        begin += each * size
+    return found
+
+
+def gradients(mine, solution) -> dict:
+    """Return the distance of the gradients, as a whole and by the norms of large tensors."""
+    usual = list(solution.values())
+    there = [
+        mine[name].to(expected) if name in mine else torch.zeros_like(expected)
+        for name, expected in solution.items()
+    ]
+    off = math.hypot(*norms(minus(there, usual)))
+    each = list(zip(solution, norms(there), norms(usual), strict=True))
+    whole, worst, where = math.hypot(*(norm for _, _, norm in each)), 0.0, None
+    for name, mine_is, norm in each:
+        if norm and (norm >= LARGE * whole or not mine_is):
+            apart = abs(math.log(mine_is / norm)) if 0 < mine_is / norm < math.inf else GONE
+            if not apart <= worst:
+                worst, where = apart, name
+    return {
+        "gradients": off / whole if whole else math.inf,
+        "gradients_tensor": worst,
+        "gradients_worst": where,
+        "missing": sorted(solution.keys() - mine.keys()),
+        "unexpected": sorted(mine.keys() - solution.keys()),
+    }
+
+
+def apart(found) -> float:
+    """Return the distance by which the nearest gradients are chosen; NaN is the farthest."""
+    whole = found["gradients"]
+    return math.inf if math.isnan(whole) else whole
+
+
+def noise(solved, moved) -> dict:
+    found = gradients(moved["gradients"], solved["gradients"])
+    return {
+        "gradients_noise": found["gradients"],
+        "gradients_tensor_noise": found["gradients_tensor"],
+        "buffers_noise": buffers(moved["buffers"], solved["buffers"]),
+        "outputs_noise": outputs(moved["outputs"], solved["outputs"]),
+    }
+
+
+def outputs(mine, solution) -> float | None:
+    """Return the distance of the logits, the worst of an update's batches.
+
+    None: they were not kept, for lack of memory.
+    """
+    if any(logits is None for logits in mine):
+        return None
+    if [tuple(a.shape) for a in mine] != [tuple(b.shape) for b in solution]:
+        return math.inf
+    pairs = [(a.to(b.device).float(), b.float()) for a, b in zip(mine, solution, strict=True)]
+    return max(_away(a, b) for a, b in pairs)
+
+
+def _away(a, b) -> float:
+    """Return the distance of two tensors, as a share; infinite with a NaN."""
+    off, size = float((a - b).norm()), float(b.norm())
+    if off == 0:  # a classifier that begins with zeros has logits of 0
+        return 0.0
+    share = off / size if size else math.inf
+    return math.inf if math.isnan(share) else share
+
+
+def buffers(mine, solution) -> float:
+    """Return the distance of the buffers, one norm over all of them."""
+    if solution.keys() - mine.keys():
+        return math.inf
+    usual = [buffer.double() for buffer in solution.values()]
+    there = [mine[name].to(buffer) for name, buffer in zip(solution, usual, strict=True)]
+    off, size = (math.hypot(*norms(those)) for those in (minus(there, usual), usual))
+    return off / size if size else 0.0
+
+
+def minus(minuends, subtrahends) -> list:
+    return [a - b for a, b in zip(minuends, subtrahends, strict=True)]
+
+
+def norms(tensors) -> list[float]:
+    """Return the norm of each tensor. Waits for the device once, not for each."""
+    return torch.stack([t.norm() for t in tensors]).tolist() if tensors else []
+
+
+def not_zero(tensors) -> list[int]:
+    """Return the indices of the tensors that hold anything but zeros."""
+    flags = torch.stack([(t != 0).any() for t in tensors]).tolist() if tensors else []
+    return [i for i, flag in enumerate(flags) if flag]
+
+
+def keep_worst(worst, name, off, scale):
+    found = _worst(off, scale)
+    if not found <= worst["roundings"]:
+        worst.update(name=name, roundings=found)
+
+
+def _worst(off, scale) -> float:
+    """Return the largest of off / scale; 0 where both are 0."""
+    return float(torch.where(off == 0, torch.zeros_like(off), off / scale).max())
