@@ -38,17 +38,8 @@ from dlojz.runs import records
 from dlojz.runs.folder import group_file
 from dlojz.training import checkpoint, distributed, models, private, sharding
 from dlojz.training.data import CHECKED_BATCHES, normalize
-from dlojz.watch import (
-    auditor,
-    calls,
-    casts,
-    compilation,
-    profile,
-    readings,
-    samples,
-    steps,
-    workload,
-)
+from dlojz.watch import auditor, calls, casts, compilation, profile, readings, samples, workload
+from dlojz.watch.steps import Steps, classes
 
 # The keys of DDP's logging data to keep.
 DDP_FACTS = (
@@ -123,7 +114,7 @@ class Witness:
             run.evidence(records.Samples(**seen))
         self._auditor = auditor.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
-        self._steps = steps.Steps(self._model) if "epochs" in auditor.wished() else None
+        self._steps = Steps(self._model) if "epochs" in auditor.wished() else None
         self._hook()
         self._compilations = compilation.Compilations(self._place)
         run.before_end(self._finish)
@@ -201,7 +192,7 @@ class Witness:
             self._steps.label(mode, labels)
         if self._probe and loss.requires_grad and not self._first:
             self._first = {
-                "labels": _crc(steps.classes(labels)),
+                "labels": _crc(classes(labels)),
                 "logits": _tensor(logits),
                 "loss": _tensor(loss),
             }
