@@ -245,7 +245,7 @@ def test_no_sensor_is_said_and_not_zero(tmp_path):
 
 
 def test_a_batch_sweep_draws_each_point_and_marks_what_did_not_fit(sweep):
-    axes = batch_sweep.plot(sweep)
+    axes = batch_sweep.plot_sweep(sweep)
     assert len(axes) == 3, "energy is known"
     line = axes[0].lines[0]
     assert list(line.get_xdata()) == [8, 16, 32]
@@ -266,18 +266,18 @@ def legend_of(figure):
 
 
 def test_sweeps_stand_side_by_side_in_one_figure(sweep):
-    axes = batch_sweep.plot({"yours": sweep, "recorded": sweep[:2]})
+    axes = batch_sweep.plot_sweep({"yours": sweep, "recorded": sweep[:2]})
     assert legend_of(axes[0].figure)[:3] == ["yours", "recorded", "80 % of the steps"]
     middles = {round(p.get_x() + p.get_width() / 2, 3) for p in axes[1].patches}
     assert middles == {2.81, 3.81, 4.81, 3.19, 4.19}
     with pytest.raises(ValueError, match="no runs of recorded to draw"):
-        batch_sweep.plot({"yours": sweep, "recorded": []})
+        batch_sweep.plot_sweep({"yours": sweep, "recorded": []})
     with pytest.raises(ValueError, match="no runs to draw"):
-        batch_sweep.plot([])
+        batch_sweep.plot_sweep([])
 
 
 def test_the_legend_of_a_sweep_lies_on_nothing(sweep):
-    axes = batch_sweep.plot(sweep)
+    axes = batch_sweep.plot_sweep(sweep)
     figure = axes[0].figure
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
@@ -287,7 +287,7 @@ def test_the_legend_of_a_sweep_lies_on_nothing(sweep):
 
 @pytest.mark.parametrize("label", [r"a$\frac{$", "_hidden", "$x$"])
 def test_a_label_is_text_and_no_formula(sweep, label, tmp_path):
-    axes = batch_sweep.plot({label: sweep})
+    axes = batch_sweep.plot_sweep({label: sweep})
     axes[0].figure.savefig(tmp_path / "f.png")
     assert legend_of(axes[0].figure)[0] == label
     report.plot_phases(sweep[:1], labels=[label]).figure.savefig(tmp_path / "f.png")
@@ -309,14 +309,14 @@ def test_a_disturbed_run_is_named_wherever_its_speed_is_shown(tmp_path):
         repr(report.compare_runs([calm, busy])),
         report.plot_steps(busy).get_title("left"),
         report.plot_phases([calm, busy]).get_xlabel(),
-        batch_sweep.plot([busy])[0].figure.get_suptitle(),
+        batch_sweep.plot_sweep([busy])[0].figure.get_suptitle(),
     ]
     assert [sentence in text for text in shown] == [True] * len(shown)
     assert "disturbed" not in repr(report.inspect_run(calm))
     assert "disturbed" not in repr(report.compare_runs([calm]))
     words = [text.get_text() for text in report.plot_phases([calm, busy]).texts]
     assert ["disturbed" in word for word in words] == [False, True]
-    both = batch_sweep.plot([calm, busy])[0].figure.get_suptitle()
+    both = batch_sweep.plot_sweep([calm, busy])[0].figure.get_suptitle()
     assert both.endswith(f"disturbed (busy): {sentence}")
 
 
@@ -337,12 +337,12 @@ def test_the_rows_of_a_comparison_are_told_apart(tmp_path):
 
 
 def test_a_sweep_without_energy_has_two_panels(tmp_path):
-    assert len(batch_sweep.plot([write_log(tmp_path / "r.jsonl")])) == 2
+    assert len(batch_sweep.plot_sweep([write_log(tmp_path / "r.jsonl")])) == 2
 
 
 def test_a_job_without_a_log_spoils_no_sweep(sweep, tmp_path):
     cancelled = dataclasses.replace(summary(sweep[0]), state="CANCELLED", batch_size=0)
-    axes = batch_sweep.plot([*sweep, cancelled])
+    axes = batch_sweep.plot_sweep([*sweep, cancelled])
     assert axes[0].get_xlim()[0] > 1
 
 

@@ -426,7 +426,7 @@ def test_a_form_shows_the_help_of_each_flag(form):
     ("command", "told"),
     [
         ("dlojz/dlojz.py --precison fp16", "unrecognized arguments: --precison fp16; `python"),
-        ("dlojz/dlojz.py -b many", "--batch-size: invalid positive value: 'many'"),
+        ("dlojz/dlojz.py -b many", "--batch-size: invalid whole number value: 'many'"),
         ("dlojz/dlojz.py -b 0", "--batch-size: 0: expected a whole number of at least 1"),
         ("dlojz/dlojz.py -b", "--batch-size: expected one argument"),
         ("solutions/dlojz_11_fsdp.py --sharding x", "--sharding: invalid choice: 'x' (choose from"),

@@ -124,7 +124,7 @@ def _figure(runs):
         return report.plot_steps(runs[0]).figure
     found = [summary(run) for run in runs]
     if len({s.batch_size for s in found}) == len(found):
-        return batch_sweep.plot(found)[0].figure
+        return batch_sweep.plot_sweep(found)[0].figure
     return report.plot_phases(found).figure
 
 

@@ -34,7 +34,7 @@ def fit_memory(summaries) -> MemoryFit | None:
     return MemoryFit(max(0.0, fixed), slope)
 
 
-def plot(runs, axes=None):
+def plot_sweep(runs, axes=None):
     """Draw throughput, memory and (where known) energy against batch size; return the axes.
 
     runs: those of one model, one for each batch size; or several such sweeps, as {label: runs}.

@@ -77,6 +77,7 @@ def at_least(least: int):
             raise argparse.ArgumentTypeError(f"{text}: {expected}")
         return int(text)
 
+    whole_number.__name__ = "whole number"  # of argparse's message: "invalid whole number value"
     return whole_number
 
 
