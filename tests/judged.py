@@ -32,7 +32,7 @@ def made_runs(folder, asked, gain=10.0):
     folders = {}
     pairs = [f"{side}-{i}" for i in range(1, 7) for side in ("before", "after")]
     wide = ["float32"] if precision == "fp16" or precision == "bf16" else []
-    for own in ["solution", *wide, *pairs]:
+    for own in ["solution", *wide, "yours", *pairs]:
         ms = (
             20.0
             * (gain if own.startswith("before") else 1)
@@ -50,8 +50,11 @@ def made_runs(folder, asked, gain=10.0):
             evidence={"when": "whole", "optimizer_steps": 10},
         )  # fmt: skip
         (folder / own / "exit_code").write_text("0")
-        made.audit(folder / own, images=32, steps=10, step_s=ms / 200)
-        if own == "float32" or own.startswith("after-"):
+        if own in pairs:
+            made.stopwatch(folder / own, images=32, steps=10, step_s=ms / 200)
+        else:
+            made.audit(folder / own, images=32, steps=10)
+        if own in ("float32", "yours"):
             made.replay(folder / own / "replay", images=32, steps=10)
         folders[own] = folder / own
     exercise = dataclasses.replace(exercises.find(step), mechanism=lambda runs: [])

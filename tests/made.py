@@ -81,13 +81,16 @@ def stopping(solution, folder):
     return file
 
 
-def audit(folder, images, steps, step_s):
-    """Add to a log what an auditor would: a window from step 3 on, and the losses of all steps."""
+def audit(folder, images, steps):
+    """Add to a log the losses of all steps, as an auditor would."""
+    _add(folder, when="audit", images=[images] * steps, losses=[2.0] * steps)
+
+
+def stopwatch(folder, images, steps, step_s):
+    """Add to a log what a stopwatch would: a window from step 3 on."""
     count = steps - 5  # without the three first, and the two last
-    window = {"first_step": 3, "steps": count, "images": images * count}
-    wall = count * step_s
-    window |= {"wall_s": wall, "lost_s": 0.0}
-    _add(folder, when="audit", windows=[window], images=[images] * steps, losses=[2.0] * steps)
+    window = {"first_step": 3, "steps": count, "images": images * count, "wall_s": count * step_s}
+    _add(folder, when="stopwatch", windows=[window])
 
 
 def replay(folder, images, steps):

@@ -263,12 +263,12 @@ def test_only_the_trainees_runs_have_the_trainees_file(with_file, capsys):
     assert f"{FILE} has changed since job {job.id}" in repr(found)
     folders = series.folders(latest("check-02_amp"))
     made = {name: f for name, f in folders.items() if (f / "exit_code").exists()}
-    assert {"solution", "before-1", "after-1"} <= made.keys()
+    assert {"solution", "before-1", "yours", "after-1"} <= made.keys()
     for name, folder in made.items():
         solved = name.startswith("before-") or name.endswith("solution")
         assert (folder / FILE).read_text() == (SOLVED if solved else WRONG), name
         assert imported_by(folder) == [f"{folder / FILE}"], name
-    assert imported_by(made["after-1"] / "replay") == [f"{made['solution'] / FILE}"]
+    assert imported_by(made["yours"] / "replay") == [f"{made['solution'] / FILE}"]
     # An edit of the file is another text: what it said is no answer, the solution's runs are.
     _, found = checked(SOLVED)
     assert not {"settings", "update"} & {finding.hint for finding in found.failing}, found

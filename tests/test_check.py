@@ -131,7 +131,7 @@ def test_a_check_goes_on_with_the_job_that_an_interrupt_left(first_checks):
 def test_where_no_gain_is_asked_nothing_is_compared(job):
     """On this processor: a single ratio has no spread."""
     names = [e.name for e in plan.of(exercises.find("01_gpu"), job).entries]
-    assert names == ["solution", "rehearsal-solution", "rehearsal", "after-1"]
+    assert names == ["solution", "rehearsal-solution", "rehearsal", "yours"]
     found = check("01", job)
     assert found.passed
     assert "– speed: not compared\n" in repr(found)
@@ -165,12 +165,12 @@ def test_the_runs_of_a_pair_come_a_b_b_a(job):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_one_timed_run_validates_and_no_replay_in_16_bits_is_tuned(job, precision, monkeypatch):
+def test_timed_runs_are_only_timed_and_no_replay_in_16_bits_is_tuned(job, precision, monkeypatch):
     monkeypatch.setattr(plan.audit, "precision_of", lambda *_: precision)
     found = {e.name: e for e in plan.of(exercises.find("01_gpu"), job, pairs=3).entries}
-    timed = [found[f"after-{i}"] for i in (1, 2, 3)]
-    assert [e.audit.get("validate", True) for e in timed] == [True, False, False]
-    assert {e.replay.audit["autotune"] for e in timed} == {precision == "fp32"}
+    timed = [found[f"{side}-{i}"] for side in ("before", "after") for i in (1, 2, 3)]
+    assert [(e.audit, e.replay) for e in timed] == [(plan.TIMED, None)] * 6
+    assert found["yours"].replay.audit["autotune"] == (precision == "fp32")
     wide = [found["float32"].replay.audit] if precision == "bf16" else []
     assert wide == [{"autotune": False}] * len(wide)
 
@@ -393,7 +393,7 @@ def test_forged_runs_are_judged_like_others(forged):
         ("solution", -9, "", "run solution, of the solution,.*killed by SIGKILL. Check again"),
         ("before-1", -15, "", "run before-1, of the step before,.*killed by SIGTERM"),
         ("before-1", 0, "", "run before-1, of the step before,.*its log has no end"),
-        ("after-1", -9, "", "run after-1 did not complete, which says nothing.*SIGKILL"),
+        ("yours", -9, "", "run yours did not complete, which says nothing.*SIGKILL"),
         ("rehearsal-solution", 1, "no space left", "rehearsal-solution.*no space left"),
         ("solution", 2, "dlojz: error: unrecognized arguments: --mine", "Submit without that"),
     ],
@@ -414,9 +414,9 @@ def test_so_is_a_run_of_the_solutions_that_was_killed(tmp_path):
 
 
 TRACEBACK = """Traceback (most recent call last):
-  File "/runs/0099/after-1/trainer.py", line 250, in main
+  File "/runs/0099/yours/trainer.py", line 250, in main
     train_one_epoch(training)
-  File "/runs/0099/after-1/trainer.py", line 142, in train_step
+  File "/runs/0099/yours/trainer.py", line 142, in train_step
     training.scaler.step(training.optimizer)
   File "/torch/amp/grad_scaler.py", line 461, in step
     raise RuntimeError("unscale_() is being called after step().")
@@ -425,10 +425,10 @@ RuntimeError: unscale_() is being called after step().
 
 
 def test_a_run_that_the_trainer_fails_shows_its_error_and_line(forged):
-    found = paired(forged(ended_with("after-1", 1, TRACEBACK)))
+    found = paired(forged(ended_with("yours", 1, TRACEBACK)))
     assert not found.passed
     assert (
-        "run after-1: RuntimeError: unscale_() is being called after step()., at "
+        "run yours: RuntimeError: unscale_() is being called after step()., at "
         "dlojz_01_gpu.py:142: training.scaler.step(training.optimizer)"
     ) in repr(found)
     assert "explain" not in found.hints[found.hint_key].api, "the job itself completed"
@@ -504,7 +504,7 @@ def test_only_runs_that_completed_are_used_again(checked_job, course_folder, cap
     folder = course_folder / "runs" / launch.latest("check-01_gpu").id
     ended_with("solution", -9)(folder)
     ended_with("before-1", 0)(folder)
-    ended_with("after-1", 1, "ValueError: once")(folder)
+    ended_with("yours", 1, "ValueError: once")(folder)
     assert paired(checked_job).passed
     assert "3 runs" in capsys.readouterr().err
 
@@ -544,40 +544,39 @@ class Underway:
 
 def test_a_job_under_way_counts_if_it_is_of_this_trainer(monkeypatch):
     """A job for another trainer may end early, before it makes the missing runs."""
-    keys = {"solution": "s", "before-1": "b", "after-1": "mine", "extra": "n"}
+    keys = {"solution": "s", "before-1": "b", "yours": "mine", "extra": "n"}
     others, own = Underway(), Underway()
-    jobs = [(others, keys | {"after-1": "other"}), (own, {"after-1": "mine", "extra": "n"})]
+    jobs = [(others, keys | {"yours": "other"}), (own, {"yours": "mine", "extra": "n"})]
     monkeypatch.setattr(run, "_checks", lambda: iter(jobs))
     planned = planned_of(keys)
     assert run.under_way(planned, keys, ["n"]) is own
     assert run.under_way(planned, keys, ["b", "n"]) is None
 
 
-@pytest.mark.parametrize("told", [None, {"after-1": "folder"}])
+@pytest.mark.parametrize("told", [None, {"yours": "folder"}])
 def test_what_an_interrupted_check_left_is_ended_once_it_tells_enough(monkeypatch, told):
-    keys = {"solution": "s", "before-1": "b", "after-1": "mine", "extra": "n"}
+    keys = {"solution": "s", "before-1": "b", "yours": "mine", "extra": "n"}
     job, found = Underway(), {name: name for name in keys if name != "extra"}
     for name, value in {
         "keys_of": keys,
         "known": found,
         "telling": told,
         "under_way": job,
-        "_wait": {"after-1": "later"},
+        "_wait": {"yours": "later"},
     }.items():
         monkeypatch.setattr(run, name, lambda *_, value=value: value)
     planned = planned_of(keys)
-    assert run.finished(planned, judge.Standards()) == (told or {"after-1": "later"})
+    assert run.finished(planned, judge.Standards()) == (told or {"yours": "later"})
     assert job.ended == (run.ENOUGH if told else None)
 
 
-def test_only_the_first_pair_is_judged_by_itself(monkeypatch):
-    """While runs are timed, the check leaves the processor alone: unless it begins with more."""
-    pairs = ["before-1", "after-1", "after-2", "before-2"]
-    keys = dict.fromkeys(["solution", *pairs])
+def test_what_is_before_the_pairs_is_judged_once_and_by_itself(monkeypatch):
+    """While runs are timed, the check leaves the processor alone."""
+    keys = dict.fromkeys(["solution", "yours", "before-1", "after-1", "after-2", "before-2"])
     judged = []
 
     def found_out(exercise, ended, standards, timed):
-        judged.append(len(found))
+        judged.append((list(ended), timed))
         return SimpleNamespace(findings=[Finding(SAME, "images", "images", True, "1", "1")])
 
     def wait(job, step, enough):
@@ -596,8 +595,8 @@ def test_only_the_first_pair_is_judged_by_itself(monkeypatch):
         found, left = dict.fromkeys([*keys][:known]), [*keys][known:]
         monkeypatch.setattr(run, "known", lambda *_, found=found: found)
         judged.clear()
-        run.finished(planned, judge.Standards())
-        assert judged == [max(3, known)]
+        assert run.finished(planned, judge.Standards()).keys() == keys.keys()
+        assert judged == [(["solution", "yours"], False)]
 
 
 def test_what_measures_is_the_trainer_and_all_rooms_that_it_imports():
@@ -684,8 +683,8 @@ def test_a_state_too_large_to_keep_is_audited_with_a_small_model(checked_job, mo
     assert found.passed, found
     assert "GB in a process: whole updates were kept and done again of a run with" in repr(found)
     folders = launch.series.folders(launch.latest("check-01_gpu"))
-    assert {"small", "small-solution", "after-1"} <= folders.keys()
-    small, own = (log.read(folders[name] / "replay").replay for name in ("small", "after-1"))
+    assert {"small", "small-solution", "yours"} <= folders.keys()
+    small, own = (log.read(folders[name] / "replay").replay for name in ("small", "yours"))
     assert len(small.updates) == 8
     assert own.updates == []
     assert len(own.every.criterion) == len(own.every.rows) + 1 == 8
@@ -716,7 +715,7 @@ def test_a_large_state_is_never_kept(job, precision, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "seconds", "compile_s", "most_s"),
     [
-        ("after-1", 4.0, 0.0, 180),
+        ("yours", 4.0, 0.0, 180),
         ("after-1", 60.0, 0.0, 600),
         ("float32", 25.0, 5.0, 1200),  # its cache was warm: the check's is not
         ("two-epochs", 4.0, 0.0, 180),
@@ -757,7 +756,7 @@ def test_in_fp16_on_a_gpu_two_updates_more_are_kept(job, monkeypatch):
         monkeypatch.setattr(plan.audit, "precision_of", lambda *_, p=precision: p)
         monkeypatch.setattr(plan, "hardware_here", lambda _: "cuda: X1")
         entries = plan.of(exercises.find("05_dataloader"), job).entries
-        (kept[precision],) = [e.audit["keep"] for e in entries if e.name == "after-1"]
+        (kept[precision],) = [e.audit["keep"] for e in entries if e.name == "yours"]
     assert kept == {"fp16": 6, "bf16": 4}
 
 
@@ -825,11 +824,11 @@ def test_a_verdict_that_cannot_be_recorded_is_shown(checked_job):
 
 
 def test_the_progress_bar_says_what_runs():
-    names = ["solution", "rehearsal", "rehearsal-solution"]
+    names = ["solution", "rehearsal", "rehearsal-solution", "yours"]
     names += ["before-1", "after-1", "after-2", "before-2"]
     said = [run.doing([*map(made.entry, names)], done) for done in range(len(names) + 1)]
-    assert said[:3] == ["solution", "rehearsal", "rehearsal"]
-    assert said[3:] == ["pair 1 of 2"] * 2 + ["pair 2 of 2"] * 3
+    assert said[:4] == ["solution", "rehearsal", "rehearsal", "your trainer"]
+    assert said[4:] == ["pair 1 of 2"] * 2 + ["pair 2 of 2"] * 3
 
 
 def test_what_a_job_compiled_is_compiled_once_in_its_check(job, monkeypatch):

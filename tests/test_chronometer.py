@@ -318,43 +318,6 @@ def test_the_device_clock_says_how_long_it_waited_and_how_far_the_host_was_ahead
     assert run.sink.windows[-1]["wall_s"] == pytest.approx(device_s, rel=0.01)
 
 
-@pytest.fixture
-def side():
-    """A clock, a device, and the work beside it."""
-    clock = Clock()
-    device = Device(clock)
-    own = clocks.SideWork(device, lambda: clock.now - clocks.paused())
-    return SimpleNamespace(clock=clock, device=device, work=own)
-
-
-@pytest.mark.parametrize(("queued_s", "lost_s"), [(10, 0), (0, 3), (1, 2)])
-def test_side_work_costs_what_the_device_waits_for_the_host(queued_s, lost_s, side):
-    for _ in range(2):
-        side.device.launch(queued_s)
-        with side.work.during():
-            side.clock.now += 3
-        side.device.synchronize()
-    assert side.work.take() == pytest.approx(2 * lost_s)
-    assert side.work.take() == 0
-
-
-def test_side_work_costs_no_more_than_the_hosts_time(side):
-    with side.work.during():
-        side.clock.now += 0.001
-        side.device.launch(60)
-    side.device.synchronize()
-    assert side.work.take() == pytest.approx(0.001)
-
-
-def test_a_pause_is_no_side_work(side, monkeypatch):
-    monkeypatch.setattr(clocks, "_paused", 0.0)
-    with side.work.during():
-        side.clock.now += 1 + 5
-        clocks._paused += 5
-    side.device.synchronize()
-    assert side.work.take() == pytest.approx(1)
-
-
 @pytest.mark.skipif(not torch.version.cuda, reason="this torch has no CUDA events")
 def test_what_a_trainer_puts_into_torchs_events_is_not_called(monkeypatch):
     for name in ("record", "query", "elapsed_time"):

@@ -181,7 +181,7 @@ def test_updates_that_a_scaler_would_have_skipped_have_a_hint_of_their_own(
 
 def too_short(folder, folders):
     def change(event):
-        return event | {"windows": []} if event.get("when") == "audit" else event
+        return event | {"windows": []} if event.get("when") == "stopwatch" else event
 
     rewrite(folder, lambda e: change(e) if e["event"] != "window" else None)
 
@@ -248,18 +248,18 @@ def test_a_verdict_reads_each_log_once(tmp_path, monkeypatch):
     """Also if the first pair is judged while the others run, and all of them at the end."""
     exercise, folders = made_runs(tmp_path, "02")
     for name in ("two-epochs", "two-epochs-solution"):
-        folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
+        folders[name] = shutil.copytree(folders["yours"], tmp_path / name)
     parsed, opened = Counter(), course.open_regular
     monkeypatch.setattr(course, "open_regular", lambda f: parsed.update([f]) or opened(f))
     planned, ended = plan_of(exercise, folders), made.ended(folders)
     first = {n: r for n, r in ended.items() if r.entry.number < 2}
     assert run.telling(planned, first, judge.Standards()) is None
     assert judge.judge(exercise, ended, judge.Standards()).passed
-    logs = {*tmp_path.glob("*/events.jsonl"), *tmp_path.glob("after-*/replay/events.jsonl")}
+    logs = {*tmp_path.glob("*/events.jsonl"), tmp_path / "yours" / "replay" / "events.jsonl"}
     assert {file: parsed[file] for file in logs} == dict.fromkeys(logs, 1)
 
 
-NAMES = ("solution", "before-1", "before-4", "after-1", "after-6")
+NAMES = ("solution", "before-1", "before-4", "yours", "after-6")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -267,8 +267,8 @@ def test_where_a_bar_asks_for_a_speed_a_damaged_run_never_passes(tmp_path, damag
     """Each damage meets each bar and each run, and each run each bar: all pairs."""
     for i, asked in enumerate(ASKED):
         name = NAMES[(i + DAMAGES.index(damage)) % len(NAMES)]
-        if (damage, name) == (too_short, "solution"):
-            continue  # it is not timed
+        if damage == too_short and name in ("solution", "yours"):
+            continue  # they are not timed
         exercise, folders = made_runs(tmp_path / str(i), asked)
         damage(folders[name], folders)
         found = judge.judge(exercise, made.ended(folders), judge.Standards())
@@ -290,29 +290,17 @@ def test_no_set_of_logs_without_a_measured_speed_passes_where_a_bar_asks_for_one
 
 def test_runs_that_were_not_timed_do_not_pass(tmp_path):
     exercise, folders = made_runs(tmp_path, "02")
-    names = ("solution", "float32", "before-1", "after-1")
+    names = ("solution", "float32", "yours")
     first = {n: folders[n] for n in names}
     assert not judge.judge(exercise, made.ended(first), judge.Standards(), timed=False).passed
 
 
-def test_the_first_pair_need_not_hold_all_updates_to_replay(tmp_path):
-    exercise, folders = made_runs(tmp_path, "05 on a CPU")
-    again = folders["after-1"] / "replay" / "events.jsonl"
-    event, *_ = (e for e in map(json.loads, again.read_text().splitlines()) if "updates" in e)
-    changed = json.dumps(event | {"updates": event["updates"][:2]})
-    again.write_text(again.read_text().replace(json.dumps(event), changed))
-    first = {n: folders[n] for n in ("solution", "before-1", "after-1")}
-    planned = plan_of(exercise, folders)
-    assert run.telling(planned, made.ended(first), judge.Standards()) is None
-    assert judge.judge(exercise, made.ended(folders), judge.Standards()).passed
-
-
 @pytest.mark.parametrize(("pixels", "told"), [(0.0, False), (1.0, True)])
-def test_a_first_pair_is_enough_if_something_in_it_is_wrong(tmp_path, pixels, told):
+def test_the_runs_before_the_pairs_are_enough_if_something_in_them_is_wrong(tmp_path, pixels, told):
     exercise, folders = made_runs(tmp_path, "05 on a CPU")
-    again, other = folders["after-1"] / "replay", {"pixels": [pixels] * 10}
+    again, other = folders["yours"] / "replay", {"pixels": [pixels] * 10}
     rewrite(again, lambda e: e | {"every": e["every"] | other} if "every" in e else e)
-    first = {n: folders[n] for n in ("solution", "before-1", "after-1")}
+    first = {n: folders[n] for n in ("solution", "yours")}
     known = first | {n: folders[n] for n in ("before-2", "before-3")}  # of an earlier check
     found = run.telling(plan_of(exercise, folders), made.ended(known), judge.Standards())
     assert found == (made.ended(first) if told else None)
@@ -347,14 +335,14 @@ def test_runs_that_are_too_short_say_what_to_submit_or_why_no_speed_is_asked(
 
 def test_a_log_without_an_end_is_named(tmp_path):
     exercise, folders = made_runs(tmp_path, "02")
-    without_an_end(folders["after-1"], folders)
+    without_an_end(folders["yours"], folders)
     said = repr(judge.judge(exercise, made.ended(folders), judge.Standards()))
-    assert "run after-1: its log has no end: was run.end() left out" in said
+    assert "run yours: its log has no end: was run.end() left out" in said
 
 
 def test_of_a_run_that_crashed_nothing_counts_as_unasked(tmp_path):
     exercise, folders = made_runs(tmp_path, "02")
-    without_an_end(folders["after-1"], folders)
+    without_an_end(folders["yours"], folders)
     found = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert [found.part(part) for part in PARTS] == [FAILED, UNMEASURED, UNMEASURED]
 
@@ -380,7 +368,7 @@ def test_what_a_crashed_extra_run_left_undone_is_no_mistake(step, name, how, sta
 def test_a_second_epoch_that_was_not_done_again_is_not_known(tmp_path, left, state):
     exercise, folders = made_runs(tmp_path, "05 on a CPU")
     for name in ("two-epochs", "two-epochs-solution"):
-        folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
+        folders[name] = shutil.copytree(folders["yours"], tmp_path / name)
     if not left:
         shutil.rmtree(folders["two-epochs"] / "replay")
     verdict = judge.judge(exercise, made.ended(folders), judge.Standards())
@@ -398,13 +386,13 @@ def of_another_model(folder):
     ("names", "what", "hint"),
     [
         (["two-epochs"], "audit of each epoch, run two-epochs", "later"),
-        (["after-1", "two-epochs"], "weights of the validation", "evaluation"),
+        (["yours", "two-epochs"], "weights of the validation", "evaluation"),
     ],
 )
 def test_another_model_is_validated_in_a_later_epoch_or_from_the_first(tmp_path, names, what, hint):
     exercise, folders = made_runs(tmp_path, "05 on a CPU")
     for name in ("two-epochs", "two-epochs-solution"):
-        folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
+        folders[name] = shutil.copytree(folders["yours"], tmp_path / name)
     for name in names:
         of_another_model(folders[name])
     verdict = judge.judge(exercise, made.ended(folders), judge.Standards())
@@ -414,7 +402,7 @@ def test_another_model_is_validated_in_a_later_epoch_or_from_the_first(tmp_path,
 def with_other_labels_in_two_epochs(tmp_path):
     exercise, folders = made_runs(tmp_path, "05 on a CPU")
     for name in ("two-epochs", "two-epochs-solution"):
-        folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
+        folders[name] = shutil.copytree(folders["yours"], tmp_path / name)
         seen = {"touched": 0, "labels": [["val", 3 if name == "two-epochs" else 4]]}
         rewrite(folders[name], lambda e, seen=seen: e | seen if e.get("when") == "whole" else e)
     return exercise, folders
@@ -425,7 +413,7 @@ def test_a_validation_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp
     hints = {}
     for first_is_wrong in (False, True):
         if first_is_wrong:
-            of_another_model(folders["after-1"])
+            of_another_model(folders["yours"])
         verdict = judge.judge(exercise, made.ended(folders), judge.Standards())
         hints[first_is_wrong] = {f.hint for f in verdict.findings if f.fails}
     assert hints == {False: {"later"}, True: {"evaluation", None}}
@@ -433,7 +421,7 @@ def test_a_validation_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp
 
 def test_what_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp_path):
     exercise, folders = with_other_labels_in_two_epochs(tmp_path)
-    failed_in_its_end(folders["after-1"] / "replay", {})
+    failed_in_its_end(folders["yours"] / "replay", {})
     verdict = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert {f.what for f in verdict.failing} == {"audit", "all steps, run two-epochs"}
     assert {f.hint for f in verdict.failing} == {"audit", None}
@@ -536,7 +524,7 @@ def disturbed(folders):
     def slow(event):
         return event | {"windows": [w | {"wall_s": 3 * w["wall_s"]} for w in event["windows"]]}
 
-    rewrite(folders["after-2"], lambda e: slow(e) if e.get("when") == "audit" else e)
+    rewrite(folders["after-2"], lambda e: slow(e) if e.get("when") == "stopwatch" else e)
 
 
 FAULTS = {
@@ -551,20 +539,20 @@ FAULTS = {
     "no loss": of_steps(criterion=[None] * 10),
     "rows": of_steps(rows=[99.0] * 10),
     "a later epoch": later,
-    "updates": in_runs("whole", "after-1", optimizer_steps=4),
+    "updates": in_runs("whole", "yours", optimizer_steps=4),
     "another model, later": in_runs("audit", "fp32-accumulates", same_weights=False),
-    "another model": in_runs("audit", "after-1", "fp32-accumulates", same_weights=False),
+    "another model": in_runs("audit", "yours", "fp32-accumulates", same_weights=False),
     "a full GPU before": lambda folders: out_of_memory(folders["before-4"], folders),
     "a full GPU of the audit": lambda folders: out_of_memory(
         folders["float32"] / "replay", folders
     ),
-    "other losses": in_runs("audit", "after-1", losses=[2.5] * 10),
+    "other losses": in_runs("audit", "yours", losses=[2.5] * 10),
 } | {
     f"{damage.__name__}: {name}": lambda folders, damage=damage, name=name: damage(
         folders[name], folders
     )
     for damage in DAMAGES
-    for name in ("after-1", "fp32-accumulates")
+    for name in ("yours", "fp32-accumulates")
 }
 
 
@@ -573,7 +561,7 @@ def decided(folder, fault):
     exercise, folders = made_runs(folder, "02")
     for name in ("two-epochs", "fp32-accumulates"):
         for side in (name, f"{name}-solution"):
-            folders[side] = shutil.copytree(folders["after-1"], folder / side)
+            folders[side] = shutil.copytree(folders["yours"], folder / side)
     FAULTS[fault](folders)
     ended, found = made.ended(folders), []
     for mechanism in (exercise.mechanism, exercises.find("02_amp").mechanism):
@@ -667,14 +655,14 @@ def test_a_job_is_audited_in_small_only_if_the_solution_is_as_large(
     for name in ("small", "small-solution"):
         folders[name] = shutil.copytree(folders["float32"], tmp_path / name)
     for name, folder in folders.items():
-        taking(folder, mine if name.startswith("after-") else solution)
+        taking(folder, mine if name == "yours" else solution)
     found = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert found.passed == passes, found
     assert ("memory of the job: " in repr(found)) != passes
     assert passes or f"{mine}.0 GB at the peak" in repr(found)
 
 
-@pytest.mark.parametrize("name", ["after-1", "after-2/replay", "float32", "float32/replay"])
+@pytest.mark.parametrize("name", ["yours", "yours/replay", "float32", "float32/replay"])
 def test_a_run_for_which_the_audit_has_no_memory_is_not_held_against_the_trainer(tmp_path, name):
     exercise, folders = made_runs(tmp_path, "02")
     out_of_memory(tmp_path / name, folders)
@@ -688,11 +676,11 @@ def test_a_run_for_which_the_audit_has_no_memory_is_not_held_against_the_trainer
 
 def test_a_full_disk_says_nothing_about_the_trainer(tmp_path):
     _, folders = made_runs(tmp_path, "02")
-    folder = folders["after-1"]
+    folder = folders["yours"]
     (folder / "exit_code").write_text("1")
     full = {"outcome": "failed", "error": "OSError: [Errno 28] no room for what a check keeps"}
     rewrite(folder, lambda e: e | full if e["event"] == "end" else e)
     with pytest.raises(
         CheckError, match=r"says nothing about your trainer: there was no room.*du -s"
     ):
-        run.refuse(made.ended({"after-1": folder}))
+        run.refuse(made.ended({"yours": folder}))

@@ -109,7 +109,8 @@ def test_the_first_check_times_the_start_of_the_course_too(tmp_path, step, steps
     runs = {name: tmp_path / name for name in ("solution", "before-1", "after-1", "after-2")}
     for path in runs.values():
         write_log(path / "events.jsonl")
-        made.audit(path, images=32, steps=10, step_s=0.2 if path.name == "before-1" else 0.1)
+        step_s = 0.2 if path.name == "before-1" else 0.1
+        made.stopwatch(path, images=32, steps=10, step_s=step_s)
     job = SimpleNamespace(directory=runs["after-1"], info={"command": ["t.py", "--test"]})
     found = check._reached(exercise.find(step), job, made.ended(runs))
     assert list(found) == steps

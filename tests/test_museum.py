@@ -38,10 +38,10 @@ def entries(step, answers, folder):
                 found[f"{own}{name}"] = series.Entry(f"{own}{name}", solution, [*flags, *more])
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
-        name = f"{answer.name}--after-1"
+        name = f"{answer.name}--yours"
         # Ten of twelve: with eight, a mistake in the last four would be missed once in 495 times.
         mine = series.Entry(name, trainer, flags, reference=usual)
-        found[name] = plan.placed(plan.audited(mine, 10, plan.ALONE), {})
+        found[name] = plan.placed(plan.audited(mine, 10, plan.MIDDLE), {})
     return list(found.values())
 
 
@@ -64,7 +64,7 @@ def verdict(runs, answer):
     step, _, folders = runs
     own = f"{answer.flags.replace(' ', '')}--" if answer.flags else ""
     found = {"solution": folders[f"{own}solution"]}
-    found["after-1"] = folders[f"{answer.name}--after-1"]
+    found["yours"] = folders[f"{answer.name}--yours"]
     for name in exercises.find(step).beside:
         found[name] = folders[f"{own}{name}"]
     exercise = exercises.find(step)

@@ -78,10 +78,10 @@ def test_a_run_too_short_to_know_how_far_the_host_was_ahead_does_not_say(tmp_pat
     assert s.ahead_ms is None
 
 
-def test_power_and_energy_of_an_audited_run_are_of_its_sensors_window(tmp_path):
+def test_power_and_energy_of_a_timed_run_are_of_its_sensors_window(tmp_path):
     window = {"first_step": 3, "steps": 40, "wall_s": 4.0, "energy_j": 2000.0}
     path = write_log(tmp_path / "events.jsonl", device=True, steps=43, window=window)
-    made.audit(tmp_path, images=32, steps=43, step_s=0.09)
+    made.stopwatch(tmp_path, images=32, steps=43, step_s=0.09)
     s = summary(path)
     assert s.images_per_s == pytest.approx(32 / 0.09)
     assert s.power_w == pytest.approx(500)
@@ -531,7 +531,7 @@ def test_what_the_compiler_took_is_told(tmp_path):
     assert "compiler" not in repr(inspect_run(eager))
 
 
-def test_a_run_whose_images_an_auditor_saw_none_of_has_no_speed(tmp_path):
+def test_a_run_whose_images_a_stopwatch_saw_none_of_has_no_speed(tmp_path):
     write_log(tmp_path / "events.jsonl")
-    made.audit(tmp_path, images=0, steps=10, step_s=0.1)
+    made.stopwatch(tmp_path, images=0, steps=10, step_s=0.1)
     assert summary(tmp_path).images_per_s is None

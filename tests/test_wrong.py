@@ -78,7 +78,7 @@ REPLAYED = {
 
 def entries(step, prefix, trainer, flags, expect):
     """What a check runs of one trainer."""
-    mine = replace(made.entry("after-1"), name=f"{prefix}after-1", trainer=trainer, flags=flags)
+    mine = replace(made.entry("yours"), name=f"{prefix}yours", trainer=trainer, flags=flags)
     found = [plan.placed(plan.audited(mine, 6), {})] if expect in REPLAYED else [mine]
     for extra in exercises.find(step).extras(False):
         if expect in NEED[step][extra.name]:
@@ -98,10 +98,8 @@ def runs(request, tmp_path_factory):
     """(step, its job): solution, starter and all wrong answers of a step, run in one job."""
     step, folder = request.param, tmp_path_factory.mktemp("wrong")
     flags = (FLAGS + OWN[step]).split()
-    before = plan.without(flags, exercises.find(step).own_flags)
     solution = course.solution(step)
     wanted = [series.Entry("solution", solution, flags, audit=plan.LEDGER)]
-    wanted += [series.Entry("before-1", course.before(step), before)]
     for name, more in exercises.find(step).beside.items():
         wanted.append(series.Entry(name, solution, [*flags, *more]))
     wanted += entries(step, "starter--", course.before(step), flags, EXPECTED[step])
@@ -148,7 +146,7 @@ def test_each_wrong_answer_fails_with_its_own_hint(runs):
 def test_a_job_that_crashes_gets_the_same_hint_with_nothing_beside_it(runs):
     folders, exercise = series.folders(runs[1]), exercises.find(runs[0])
     for answer in judged(runs[0]):
-        own = folders[f"{answer.name}--after-1"]
+        own = folders[f"{answer.name}--yours"]
         if (own / "exit_code").read_text().strip() != "0":
             assert judge.crashed(exercise, own, CRASHED).hint_key == answer.expect, answer.name
 
@@ -158,9 +156,9 @@ def test_a_backend_that_no_job_on_a_gpu_asks_for_is_tried_there(runs):
     """The wrong answer compiles in every mode, and hands the word for a backend on as one."""
     folders, exercise = series.folders(runs[1]), exercises.find("09_compile")
     (extra,) = [extra for extra in exercise.extras(True) if extra not in exercise.extras(False)]
-    names = ("solution", "after-1", f"{extra.name}-solution")
+    names = ("solution", "yours", f"{extra.name}-solution")
     found = dict.fromkeys(names, folders["solution"])
-    for tried, hints in (("mode-for-all--after-1", ["backends"]), ("solution", [])):
+    for tried, hints in (("mode-for-all--yours", ["backends"]), ("solution", [])):
         runs_of_both = found | {extra.name: folders[tried]}
         verdict = judge.judge(exercise, made.ended(runs_of_both), plan.standards(exercise))
         failing = [f for f in verdict.failing if f.what == f"run {extra.name}"]

@@ -28,12 +28,9 @@ from dlojz.machine import cpus
 from dlojz.runs import log, stats
 from dlojz.runs.log import WARMUP_STEPS
 from dlojz.training.chronometer import Chronometer
-from dlojz.watch import auditor as audit
-from dlojz.watch import evidence, replay
+from dlojz.watch import evidence, replay, stopwatch
 
 MARKS_PER_STEP = 5
-# An auditor's tasks: none, a look at each step, and the four updates of a GPU's check.
-WISHES = {"off": None, "looks": {"write": False}, "audit": {"keep": 4}}
 
 
 class Sink:
@@ -179,64 +176,43 @@ def profiler_outside_its_window(pairs=11):
     return verdict != "FAILS"
 
 
-def audit_on_a_cpu(pairs=16, steps=12):
-    """Time the loop of 03 with and without an auditor on a CPU, in one process, in turn.
-
-    The clocks stand still while the auditor works, so only its effect on the caches is left.
-    """
+def stopwatch_on_a_cpu(pairs=16, steps=12):
+    """Time the loop of 03 with and without a check's stopwatch on a CPU, in turn."""
     size = "--model resnet18 --image-size 64 -b 32 --precision fp32"
-    return _audits(size, pairs, steps, bound=0.99)
+    return _stopwatch(size, pairs, steps, bound=0.99)
 
 
-def audit_on_a_gpu(pairs=6, steps=40):
-    """Time the loop of 03 with and without an auditor on a GPU, in one process, in turn.
+def stopwatch_on_a_gpu(pairs=6, steps=40):
+    """Time the loop of 03 with and without a check's stopwatch on a GPU, in one process, in turn.
 
-    In fp16 the gradient scaler waits for the device in each step, so that the device then waits for
-    the auditor, which must not count. Between processes the speed varies by more than the bound.
+    Between processes the speed varies by more than the bound.
     """
     sizes = "--model resnet50 --image-size 224 -b 256 --precision"
-    return all([_audits(f"{sizes} {p}", pairs, steps, bound=0.998) for p in ("bf16", "fp16")])
+    return all([_stopwatch(f"{sizes} {p}", pairs, steps, bound=0.998) for p in ("bf16", "fp16")])
 
 
-def _audits(size, pairs, steps, bound):
-    """Print an auditor's effect on its measured speed, and its time; return whether it holds."""
+def _stopwatch(size, pairs, steps, bound):
+    """Print the effect of a check's stopwatch on the speed; return whether it holds."""
     flags = f"--test --data synthetic --test-nsteps {steps} {size}".split()
     loop = _solution_loop(course.solution("03_channels_last"), flags, steps)
-    loop(None)
-    speeds, lost = {name: [] for name in WISHES}, {name: [] for name in WISHES}
+    loop(False)
+    speeds = {False: [], True: []}
     for i in tqdm(range(pairs), unit="pair"):
-        for name in list(WISHES)[:: 1 if i % 2 else -1]:
-            speed, share = loop(WISHES[name])
-            speeds[name].append(speed)
-            lost[name].append(share)
+        for watched in (False, True)[:: 1 if i % 2 else -1]:
+            speeds[watched].append(loop(watched))
+    ratios = [a / b for a, b in zip(speeds[True], speeds[False], strict=True)]
+    ratio, low, high = stats.interval(ratios)
+    verdict = judged(low, high, bound)
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else cpus.name()
-    return _audit_holds(speeds, lost, hardware, size, bound)
-
-
-def _audit_holds(speeds, lost, hardware, size, bound):
-    """Print the speeds with an auditor relative to those without; return whether they hold.
-
-    lost: each auditor's share of the time, which its speed leaves out.
-    """
-    holds = True
-    for name in ("looks", "audit"):
-        ratios = [a / b for a, b in zip(speeds[name], speeds["off"], strict=True)]
-        ratio, low, high = stats.interval(ratios)
-        verdict = judged(low, high, bound)
-        holds &= verdict != "FAILS"
-        print(
-            f"auditor ({name}), {hardware}: speed with / without {ratio:.4f} ({low:.4f} to "
-            f"{high:.4f}; {size}, {len(ratios)} pairs); bound {bound}: {verdict}; left out of it: "
-            f"{statistics.median(lost[name]):.2%} of the time"
-        )
-    return holds
+    print(
+        f"stopwatch, {hardware}: speed with / without {ratio:.4f} ({low:.4f} to {high:.4f}; "
+        f"{size}, {len(ratios)} pairs); bound {bound}: {verdict}"
+    )
+    return verdict != "FAILS"
 
 
 def _solution_loop(solution, flags, steps):
-    """Return a function from an auditor's tasks to the solution's steps a second.
-
-    For an audited loop they are the auditor's. It also returns the auditor's share of the time.
-    """
+    """Return a function that trains, watched or not, and returns the solution's steps a second."""
     trainer = replay.imported(solution)
     sys.argv = [str(solution), *flags]
     args = trainer.parse_args()
@@ -247,7 +223,6 @@ def _solution_loop(solution, flags, steps):
     images = torch.randint(256, shape, dtype=torch.uint8, device=device)
     images = images.to(memory_format=torch.channels_last)
     labels = torch.randint(1000, (args.batch_size,), device=device)
-    folder = tempfile.TemporaryDirectory()
 
     def train(count):
         for step in range(count):
@@ -255,26 +230,18 @@ def _solution_loop(solution, flags, steps):
         if device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def loop(wish):
+    def loop(watched):
         training.model.train()
-        if not wish:
-            train(WARMUP_STEPS)
-            begin = time.perf_counter()
-            train(steps)
-            return steps / (time.perf_counter() - begin), 0.0
-        told = []
-        auditor = audit.Auditor(
-            SimpleNamespace(folder=folder.name, evidence=told.append),
-            training,
-            args,
-            SimpleNamespace(last=None, middle=None, settled=True),
-            WARMUP_STEPS + steps,
-            wish,
-        )
-        train(WARMUP_STEPS + steps)
-        auditor.finish()
-        ((window,),) = (evidence.windows for evidence in told)
-        return window["steps"] / window["wall_s"], window["lost_s"] / window["clock_s"]
+        if watched:
+            witness = SimpleNamespace(last=None, settled=True)
+            watch = stopwatch.Stopwatch(Nothing(), training.model, args, witness, 10**6)
+        train(WARMUP_STEPS)
+        begin = time.perf_counter()
+        train(steps)
+        speed = steps / (time.perf_counter() - begin)
+        if watched:
+            watch.finish()
+        return speed
 
     return loop
 
@@ -450,7 +417,7 @@ def main():
         "chronometer": chronometer_on_a_gpu if torch.cuda.is_available() else chronometer_on_a_cpu,
         "evidence": evidence_on_a_gpu if torch.cuda.is_available() else evidence_on_a_cpu,
         "profiler": profiler_outside_its_window,
-        "audit": audit_on_a_gpu if torch.cuda.is_available() else audit_on_a_cpu,
+        "stopwatch": stopwatch_on_a_gpu if torch.cuda.is_available() else stopwatch_on_a_cpu,
         "log": reading_a_log,
         "imports": importing,
         "submit": submitting,

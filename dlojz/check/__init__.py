@@ -92,7 +92,8 @@ def _end(job, trainer) -> ending.Ending:
 
 
 def _timed(exercise, job, pairs):
-    planned, standards = plan.of(exercise, job, pairs), plan.standards(exercise, job)
+    planned = plan.of(exercise, job, pairs)
+    standards = plan.standards(exercise, job, planned.log)
     runs = run.finished(planned, standards)
     timed = {entry.name for entry in planned.entries} <= set(runs)
     verdict = judge.judge(exercise, runs, standards, timed=timed)
@@ -110,7 +111,7 @@ def _reached(exercise, job, runs):
         [ended.summary for ended in runs.values() if ended.entry.role == role] for role in run.PAIR
     )
     flags = " ".join(plan.flags_of(job))
-    found = {exercise.step: reached.of(after, [job], flags)}
+    found = {exercise.step: reached.of(after or [job], [job], flags)}
     start = course.CHAIN[0]
     if before and course.before(exercise.step) == course.solution(start):
         found = {start: reached.of(before, [], flags)} | found

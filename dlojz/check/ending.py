@@ -54,7 +54,8 @@ class Role(StrEnum):
     """The purpose of a run in a check."""
 
     SOLUTION = "solution"  # the solution, with the flags of the job
-    BEFORE = "before"  # in a pair: the step before, and the trainee's
+    YOURS = "yours"  # the trainee's, audited
+    BEFORE = "before"  # in a pair, timed: the step before, and the trainee's
     AFTER = "after"
     BESIDE = "beside"  # the solution, with more flags
     EXTRA, EXTRA_SOLUTION = "extra", "extra-solution"  # short ones, with other flags
@@ -65,7 +66,7 @@ class Role(StrEnum):
     @property
     def mine(self) -> bool:
         """Return whether it is a run of the trainee's trainer."""
-        return self in (Role.AFTER, Role.EXTRA, Role.SMALL, Role.FLOAT32)
+        return self in (Role.YOURS, Role.AFTER, Role.EXTRA, Role.SMALL, Role.FLOAT32)
 
     def named(self, number: int = 0) -> str:
         """Return the name of such a run's folder."""

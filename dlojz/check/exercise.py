@@ -123,13 +123,14 @@ class Runs:
     """The logs that an exercise judges: those of the trainee's trainer and of the solution.
 
     mine, reference: with the flags of the job; extras: by name, (mine, reference); beside: by name,
-    more runs of the solution.
+    more runs of the solution; job: the job itself, which nobody audits.
     """
 
     mine: log.Run
     reference: log.Run
     extras: dict[str, tuple[log.Run, log.Run]] = field(default_factory=dict)
     beside: dict[str, Beside] = field(default_factory=dict)
+    job: log.Run | None = None
 
     @property
     def on_gpu(self) -> bool:

@@ -44,6 +44,7 @@ class Standards:
 
     recorded: str = ""  # the step's gain on a GPU, for trainees who have none
     trainer: str = "dlojz.py"  # the name of the trainee's file
+    job: log.Run | None = None  # the trainee's job itself, which nobody audits
 
 
 def judge(
@@ -53,13 +54,13 @@ def judge(
 
     timed: all pairs that measure the speed are among them.
     """
-    for role, number in ((Role.SOLUTION, 0), (Role.AFTER, 1)):
+    for role in (Role.SOLUTION, Role.YOURS):
         if not _of(ended, role):
-            return _not_run(exercise, role.named(number))
-    for run in _of(ended, Role.SOLUTION, Role.AFTER):
+            return _not_run(exercise, role)
+    for run in _of(ended, Role.SOLUTION, Role.YOURS, Role.AFTER):
         if not run.end.completed:
             return _stopped(exercise, run, *_of(ended, Role.SOLUTION))
-    runs, broken = _read(exercise, ended)
+    runs, broken = _read(exercise, ended, standards.job)
     if runs.mine.whole.backward is None and runs.reference.whole.backward is not None:
         found = [NOT_WATCHED, NOT_JUDGED, NOT_TIMED]
         return Verdict(exercise.step, found, exercise.hints, second_name=exercise.second_name)
@@ -67,7 +68,7 @@ def judge(
     if broken:
         mechanism = [f for f in mechanism if f.reached or not f.fails]
     same = common.same_work(runs.mine, runs.reference)
-    audited = _audit(exercise, ended, runs, timed)
+    audited = _audit(exercise, ended, runs)
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.key, f.hint)) for f in same),
         *audited,
@@ -82,6 +83,7 @@ def judge(
     name = exercise.second_name
     if not timed:
         return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints, second_name=name)
+    findings += audit.speed([run.log for run in _of(ended, Role.AFTER)])
     comparison, faster = _speed(exercise, ended, runs, standards.recorded)
     price = exercise.price(_timed(ended, comparison))
     # A single pair has no spread to warn about, and the caller asked for no more.
@@ -139,7 +141,7 @@ def _without_crashed(exercise, runs, ended) -> Runs:
     return replace(runs, extras=left)
 
 
-def _read(exercise, ended) -> tuple[Runs, list[Finding]]:
+def _read(exercise, ended, job) -> tuple[Runs, list[Finding]]:
     extras, broken = {}, []
     flags = {extra.name: " ".join(extra.flags) for extra in _extras(exercise)}
     for mine, usual in _pairs(ended):
@@ -149,9 +151,9 @@ def _read(exercise, ended) -> tuple[Runs, list[Finding]]:
                 broken.append(_failed_run(exercise, run, known))
         with suppress(log.NoLogError):  # it stopped at an unknown flag
             extras[mine.entry.name] = mine.log, usual.log
-    mine, usual = _of(ended, Role.AFTER)[0].log, _of(ended, Role.SOLUTION)[0].log
+    mine, usual = (_of(ended, role)[0].log for role in (Role.YOURS, Role.SOLUTION))
     beside = {n: _beside(ended[n]) for n in exercise.beside if n in ended}
-    return Runs(mine, usual, extras, beside), broken
+    return Runs(mine, usual, extras, beside, job), broken
 
 
 def _beside(run) -> Beside:
@@ -161,7 +163,8 @@ def _beside(run) -> Beside:
 def _timed(ended, comparison) -> Timed:
     """Return the runs of the pairs; without a comparison, only the trainee's."""
     before = [run.summary for run in _of(ended, Role.BEFORE)] if comparison else []
-    return Timed(before, [run.log for run in _of(ended, Role.AFTER)], comparison)
+    after = _of(ended, Role.AFTER) or _of(ended, Role.YOURS)
+    return Timed(before, [run.log for run in after], comparison)
 
 
 def _tells(caution, pairs, exercise):
@@ -245,13 +248,10 @@ def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
 # The audit ---------------------------------------------------------------------------------------
 
 
-def _audit(exercise, ended, runs, timed) -> list[Finding]:
-    """Return the findings on the training: it is the solution's, to the last step.
-
-    timed: all pairs are there; until then too few updates are kept.
-    """
+def _audit(exercise, ended, runs) -> list[Finding]:
+    """Return the findings on the training: it is the solution's, to the last step."""
     precision = audit.precision_of(runs.reference)
-    watched = [(run, precision) for run in _of(ended, Role.AFTER, Role.SMALL)]
+    watched = [(run, precision) for run in _of(ended, Role.YOURS, Role.SMALL)]
     if precision in audit.COARSE:
         wide = _of(ended, Role.FLOAT32) or [EndedRun(Path(Role.FLOAT32))]  # one that was not made
         watched += [(run, "fp32") for run in wide]
@@ -267,14 +267,13 @@ def _audit(exercise, ended, runs, timed) -> list[Finding]:
     links = audit.findings(found) if found else []
     return [
         *(audit.as_large(runs.mine, runs.reference) if _of(ended, Role.SMALL) else []),
-        *(f for f in links if timed or f.hint != audit.TOO_SHORT),
+        *links,
         *broken[:1],
         audit.losses(runs.mine, runs.reference),
         audit.validation(*ranks),
         *audit.validated(found),
         reported.finding(ranks[0], [r.every for r in of_mine]),
         reported.rates(runs.mine, runs.reference),
-        *audit.speed(runs.mine),
     ]
 
 
@@ -353,8 +352,8 @@ def _later(run, solution, validated) -> Finding:
 
 def _work(ended, runs) -> Finding:
     beside = runs.extras[Role.SMALL][1] if Role.SMALL in runs.extras else runs.reference
-    usual = {Role.AFTER: runs.reference, Role.SMALL: beside, Role.FLOAT32: beside}
-    done = [r for r in _of(ended, Role.AFTER, Role.SMALL, Role.FLOAT32) if r.end.completed]
+    usual = {Role.YOURS: runs.reference, Role.SMALL: beside, Role.FLOAT32: beside}
+    done = [r for r in _of(ended, Role.YOURS, Role.SMALL, Role.FLOAT32) if r.end.completed]
     pairs = [(run.log, usual[run.entry.role]) for run in done]
     return work.finding(pairs + [(run.in_the_middle, of) for run, of in pairs if run.middle])
 

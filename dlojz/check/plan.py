@@ -34,6 +34,7 @@ class Plan:
 
     exercise: Exercise
     job: launch.Job
+    log: log.Run  # of the job
     entries: tuple[series.Entry, ...]
     request: launch.Request  # the job's: its check runs where it ran
     hardware: tuple[str, str]  # where the job ran: its processor, and its GPU or ""
@@ -53,7 +54,7 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
     found = tuple(entries(exercise, job, pairs, run))
     notes = tuple(_audited_small(exercise, run))
     request, times = launch.request_of(job), (run.seconds, derived.compile_seconds(run))
-    return Plan(exercise, job, found, request, hardware_of(run), *times, notes)
+    return Plan(exercise, job, run, found, request, hardware_of(run), *times, notes)
 
 
 def _audited_small(exercise, run):
@@ -124,10 +125,10 @@ def flags_of(job) -> list[str]:
 def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     """Return the series: the solution, the exercise's other runs, the pairs A B B A ...
 
-    Where no gain is asked there are no pairs, only one run of the trainee's: a single ratio has no
-    spread. The trainee's runs are audited; in 16 bits another run in float32 follows, whose
-    gradients tell more. If a state takes over 5 GB, or the job would not fit in float32, whole
-    updates are kept of another run, with the exercise's small model and otherwise the same flags.
+    The trainee's trainer is audited in a run of its own; in 16 bits another one in float32 follows,
+    whose gradients tell more. If a state takes over 5 GB, or the job would not fit in float32,
+    whole updates are kept of another run, with the exercise's small model and otherwise the same
+    flags. The runs of the pairs, if a gain is asked, are timed and nothing else.
 
     run: the job's log.
     """
@@ -147,17 +148,15 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries += [short(extra, solution, of_solution=True), short(extra, mine)]
     spare = SPARE if precision == "fp16" and hardware.startswith("cuda") else 0
-    wanted = audit.AUDITED - _in_float32(coarse) + spare
-    keep = max(-(-wanted // (pairs or 1)), 4 if hardware.startswith("cuda") else 2)
-    wish = {"keep": 0, "watch": True} if large else {"keep": keep}
-    wish |= {} if pairs else ALONE
-    for i in range(1, (pairs or 1) + 1):
-        more = wish if i == 1 else wish | {"validate": False}  # one validation is enough
-        after = _entry(Role.AFTER, i, mine, flags, reference=Role.SOLUTION)
-        both = [audited(after, keep, more, tuned=not coarse)]
-        if pairs:
-            alike = wish | {"validate": False}
-            both.insert(0, _entry(Role.BEFORE, i, before, known, audit=alike))
+    keep = 0 if large else audit.AUDITED - _in_float32(coarse) + spare
+    wish = MIDDLE | ({"watch": True} if large else {})
+    yours = _entry(Role.YOURS, 0, mine, flags, reference=Role.SOLUTION)
+    entries.append(audited(yours, keep, wish, tuned=not coarse))
+    for i in range(1, pairs + 1):
+        both = [
+            _entry(Role.BEFORE, i, before, known, audit=TIMED),
+            _entry(Role.AFTER, i, mine, flags, audit=TIMED),
+        ]
         entries += both if i % 2 else reversed(both)
     return entries
 
@@ -208,8 +207,9 @@ def _beside(exercise, mine, solution, flags, coarse, large):
         yield audited(wide, _in_float32(coarse), UNTIMED)
 
 
-LEDGER = {"write": True}  # for the solution's auditor: keep every step, but no update
-ALONE = {"middle": True}  # a run without pairs has time for another look
+LEDGER = {"keep": 0}  # for the solution's auditor: keep every step, but no update
+MIDDLE = {"middle": True}  # profile one more step
+TIMED = {"timed": True}
 # For runs whose updates alone are read: cuDNN would try algorithms for minutes.
 UNTIMED = {"autotune": False, "validate": False}
 
@@ -223,7 +223,7 @@ def audited(
     run did. That takes seconds, and in TF32 and 16 bits they differ by less than the allowed noise.
     """
     program = Path(find_spec("dlojz.watch.replay").origin)
-    wish = {"keep": keep, "write": True} | (more or {})
+    wish = {"keep": keep} | (more or {})
     again = {"autotune": tuned and wish.get("autotune", True)}
     own = ["{run}/..", *without(run.flags, LEFT_OUT)]
     return replace(run, audit=wish, replay=series.Entry(series.REPLAY, program, own, audit=again))
@@ -275,10 +275,10 @@ def hardware_of(run) -> tuple[str, str]:
 # For the judge and the trainee -------------------------------------------------------------------
 
 
-def standards(exercise: Exercise, job=None) -> judge.Standards:
-    """Return the judge's standards for this exercise, from the course's files."""
+def standards(exercise: Exercise, job=None, run: log.Run | None = None) -> judge.Standards:
+    """Return the judge's standards for this exercise. run: the log of the job."""
     name = Path(job.info["command"][0]).name if job else course.trainer().name
-    return judge.Standards(_recorded(exercise), name)
+    return judge.Standards(_recorded(exercise), name, run)
 
 
 def _recorded(exercise):

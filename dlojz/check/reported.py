@@ -63,12 +63,14 @@ def _near(logged, observed, tolerance):
 
 
 def _steps(ranks):
-    """Yield each step's loss: logged, (observed, tolerance), its name, the epoch."""
+    """Yield the loss and the images of each step: logged, (observed, tolerance), name, epoch."""
     for rank in ranks:
         observed = rank.audit.met["train"]
         each = max(1, len(observed) // max(1, len(ranks[0].epochs)))
-        for step, (logged, (loss, *_)) in enumerate(zip(rank.steps.loss, observed, strict=False)):
+        told = zip(rank.steps.loss, rank.steps.images, observed, strict=False)
+        for step, (logged, images, (loss, count, _)) in enumerate(told):
             yield logged, (loss, LOSS * abs(loss)), f"loss of step {step}", step // each
+            yield images, (count, 0), f"images of step {step}", step // each
 
 
 def _epochs(epochs, met):

@@ -23,7 +23,7 @@ from dlojz.launch import series
 IMPORTS_S = 6  # for importing torch, once in a job, however many runs its series has
 # A run of a check that takes longer, and ten times as long as its job, stands still.
 STANDS_STILL_S, COMPILES_S = 180, 1200
-FIRST, ALL = "first", "all"  # pairs
+FIRST, ALL = "first", "all"  # the runs before the pairs, and these, too
 PAIR = (Role.BEFORE, Role.AFTER)
 ENOUGH = "the first runs tell the check enough"
 CHECK_FILE = "check.json"  # in a job's folder: the check that it belongs to
@@ -82,7 +82,7 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
 def telling(plan: Plan, found: Mapping[str, EndedRun], standards) -> dict[str, EndedRun] | None:
     """Return the finished runs if they are enough for a verdict, else None.
 
-    The first pair is enough if something in it is wrong.
+    Those before the pairs are enough if something in them is wrong.
     """
     stage = _stage(plan.entries, found)
     if stage == ALL:
@@ -95,15 +95,14 @@ def telling(plan: Plan, found: Mapping[str, EndedRun], standards) -> dict[str, E
 
 
 def _stage(entries, found) -> str:
-    """Return the stage that can be judged: the FIRST pair, or ALL runs; "" for neither."""
+    """Return the stage that can be judged: the FIRST runs, or ALL; "" for neither."""
     if {entry.name for entry in entries} <= set(found):
         return ALL
     return FIRST if _first(entries) <= set(found) else ""
 
 
 def _first(entries) -> set[str]:
-    last = max(i for i, entry in enumerate(entries) if entry.role in PAIR and entry.number == 1)
-    return {entry.name for entry in entries[: 1 + last]}
+    return {entry.name for entry in entries if entry.role not in PAIR}
 
 
 def refuse(found: Mapping[str, EndedRun]):
@@ -245,7 +244,7 @@ def under_way(plan: Plan, keys: Mapping[str, str], missing) -> launch.Job | None
     Another kernel submitted it, or its check was interrupted. A job that checks another trainer may
     end early, before it makes these runs.
     """
-    own = {keys[entry.name] for entry in plan.entries if entry.role == Role.AFTER}
+    own = {keys[entry.name] for entry in plan.entries if entry.role == Role.YOURS}
     for job, known in _checks():
         makes = set(known.values())
         if not job.state.final and makes & own and set(missing) <= makes:
@@ -346,10 +345,10 @@ def _reported_if_interrupted(job):
 def doing(entries: Sequence[series.Entry], done: int) -> str:
     """Return the present run in words: "solution", "rehearsal", "your trainer", "pair 3 of 6"."""
     now = entries[min(done, len(entries) - 1)]
+    if now.role == Role.YOURS:
+        return "your trainer"
     if now.role not in PAIR:
         beside = now.role in (Role.EXTRA_SOLUTION, Role.SMALL_SOLUTION)
         return now.reference if beside else now.name
-    if not any(entry.role == Role.BEFORE and entry.number == 1 for entry in entries):
-        return "your trainer"
     pairs = sorted({entry.number for entry in entries if entry.role in PAIR})
     return f"pair {pairs.index(now.number) + 1} of {len(pairs)}"

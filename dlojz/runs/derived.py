@@ -41,7 +41,7 @@ def speed(ranks) -> dict:
     times = {phase: values[chosen] for phase, values in times.items()}
     steps_ms = sum(times.values())
     told = _told_speed(ranks)
-    images, wall_s = _audited_speed(ranks) if is_audited(first) else told
+    images, wall_s = _timed_speed(ranks) if first.stopwatch else told
     found = {"seconds": sum(map(sum, first.steps.host_ms.values())) / 1000}
     if not (wall_s and images and 0 < steps_ms.sum() < math.inf):
         return found
@@ -63,19 +63,14 @@ def speed(ranks) -> dict:
     windows = [window for run in ranks for window in run.windows]
     if wall_s >= MIN_ENERGY_WINDOW_S and windows and all("energy_j" in w for w in windows):
         energy = sum(w["energy_j"] for w in windows)
-        images, wall_s = told  # the sensors' window, which an auditor's is not
+        images, wall_s = told  # the sensors' window, which a stopwatch's is not
         found |= {"energy_per_image_j": energy / images, "power_w": energy / wall_s}
     return found
 
 
-def is_audited(run) -> bool:
-    """Return whether an auditor measured the speed: in a check's runs, but for those profiled."""
-    return bool(run.audit) and run.audit.timed
-
-
-def _audited_speed(ranks):
-    """Return the images and seconds of the windows that the auditors measured."""
-    windows = [r.audit.windows for r in ranks]
+def _timed_speed(ranks):
+    """Return the images and seconds of the windows that a check timed from outside."""
+    windows = [r.stopwatch.windows for r in ranks]
     images = sum(w["images"] for own in windows for w in own)
     return images, max(sum(w["wall_s"] for w in own) for own in windows)
 

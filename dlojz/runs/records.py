@@ -297,10 +297,8 @@ class Profiling(Record):
 
 @dataclass(frozen=True)
 class Audit(Record):
-    """The measurements of the auditor in a check's run: see `dlojz.watch.auditor`."""
+    """The facts of a check's audited run: see `dlojz.watch.auditor`."""
 
-    # Dicts of first_step, steps, images, lost_s (the auditor's own work) and wall_s (without it).
-    windows: list = field(default_factory=list)
     images: list = field(default_factory=list)  # of each step: those whose gradient came back
     losses: list = field(default_factory=list)  # of each step, from the criterion
     # By mode, of each batch: its loss, its images, and how many of these were classified rightly.
@@ -309,9 +307,14 @@ class Audit(Record):
     same_weights: bool | None = None  # in all validations: those that the last update left
     updates: int | None = None
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed
-    peak_bytes: int | None = None  # of a GPU's memory, without what the auditor keeps there
     foreign: int = 0  # updates of weights that are not the model's
-    timed: bool = True  # False with --profile: a profiler's steps say nothing about the speed
+
+
+@dataclass(frozen=True)
+class Stopwatch(Record):
+    """The speed of a check's timed run: see `dlojz.watch.stopwatch`."""
+
+    windows: list = field(default_factory=list)  # dicts of first_step, steps, images, wall_s
 
 
 @dataclass(frozen=True)
@@ -417,6 +420,7 @@ EVIDENCE = {  # by `when`, which is also the name in a log.Run
     "compilation": Compilation,
     "profiler": Profiling,
     "audit": Audit,
+    "stopwatch": Stopwatch,
     "replay": Replay,
 }
 

@@ -219,7 +219,7 @@ def _identity(run):
         "started": start.get("time", ""),
         "num_workers": run.probe.loader.num_workers,
         "cpus": start.get("cpu_count"),
-        "windows": len(run.audit.windows if derived.is_audited(run) else run.windows),
+        "windows": len(run.stopwatch.windows or run.windows),
         "validation_s": run.validations[-1]["seconds"] if run.validations else None,
     }
 

@@ -79,38 +79,6 @@ class CudaClock:
         return host.copy_(tensor.detach(), non_blocking=True)
 
 
-class SideWork:
-    """The device's time that is lost to work beside the training, such as an auditor's.
-
-    While the device has work queued, only the time of the kernels is lost. Once it waits for the
-    host, all of the host's time is. Two events around the work measure it.
-    """
-
-    def __init__(self, device_clock, clock=host):
-        self._device_clock, self._clock = device_clock, clock
-        self._pairs = []
-
-    @contextmanager
-    def during(self):
-        """Note the time of this context, on both clocks."""
-        begin = self._mark()
-        yield
-        self._pairs.append((begin, self._mark()))
-
-    def _mark(self):
-        event = self._device_clock.event()
-        self._device_clock.record(event)
-        return Mark("side work", self._clock(), event, paused())
-
-    def take(self) -> float:
-        """Return the seconds lost since the last call. The device must have finished its work.
-
-        No pair counts for more than the host's time: other work may lie between its events.
-        """
-        pairs, self._pairs = self._pairs, []
-        return sum(min(_on_device(a, b) / 1000, b.seconds - a.seconds) for a, b in pairs)
-
-
 class Ledger:
     """The marks that the device has yet to pass, to become steps and windows.
 

@@ -11,26 +11,19 @@ some updates  the whole state: weights, gradients and momenta as the optimizer b
 
 They are drawn as their optimizer begins: by then the trainer can no longer skip any work; the
 optimizer is checked in every update, by its sampled rows.
-They stay on a GPU to the end of the run, if it has room for them. Otherwise the clocks stand still
-while one is written.
-The auditor also measures the speed, from forward pass to forward pass by its own clock, counts the
-images that receive a gradient, and measures the peak of a GPU's memory, without its own tensors.
 """
 
-import atexit
 import json
 import math
 import os
 import random
 import sys
 import zlib
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import perf_counter
 
 import torch
-from torch.cuda import memory_stats_as_nested_dict, synchronize  # a trainer can't replace them now
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -39,12 +32,12 @@ from torch.optim.optimizer import (
 from dlojz import idr_torch
 from dlojz.machine import facts as machine
 from dlojz.runs import records
-from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
+from dlojz.runs.log import WARMUP_STEPS
 from dlojz.traces import kinds
-from dlojz.training import checkpoint, clocks, distributed, private
+from dlojz.training import checkpoint, private
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
-from dlojz.watch import calls, readings, store
+from dlojz.watch import calls, readings, stopwatch, store
 
 VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
@@ -54,27 +47,30 @@ MOST_LOGITS = 256 * 2**20  # bytes of the logits of a run and their gradients
 
 
 def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
-    """Return the auditor that $DLOJZ_AUDIT asks for, such as {"keep": 8, "write": true}, or None.
+    """Return the auditor that $DLOJZ_AUDIT asks for, such as {"keep": 8}, or None.
 
-    keep: the number of updates, 0 by default; watch: keep every step for a replay, even without an
-    update; write: write the updates into files (otherwise they are only copied); memory: files
-    without a name, held in memory by the job, to write into if it has room; autotune: false forbids
-    cuDNN to try its algorithms, which in float32 can take minutes; validate: false ends the run
-    with its training; middle: true has the witness profile one more step, drawn from those before
-    the last; epochs: the witness looks at every step; if this is the only wish there is no auditor.
+    keep: the number of updates; watch: keep every step for a replay, even without an update;
+    memory: files without a name, held in memory by the job, to write into if it has room; autotune:
+    false forbids cuDNN to try its algorithms, which in float32 can take minutes; validate: false
+    ends the run with its training; middle: true has the witness profile one more step, drawn from
+    those before the last.
     """
     wish = wished()
-    if wish.keys() == {"epochs"}:
+    if "keep" not in wish:
         return None
-    if wish:  # Inductor would draw other random numbers, for a dropout, than the solution's replay
-        private.draw_as_eager()
+    # Inductor would draw other random numbers, for a dropout, than the solution's replay.
+    private.draw_as_eager()
     if not wish.get("autotune", True):
         torch.backends.cudnn.benchmark = False
-    return Auditor(run, training, args, witness, steps, wish, loader) if wish else None
+    return Auditor(run, training, args, witness, steps, wish, loader)
 
 
 def wished() -> dict:
-    """Return the wishes in $DLOJZ_AUDIT; {} if it is not set."""
+    """Return the wishes in $DLOJZ_AUDIT; {} if it is not set.
+
+    Besides an auditor's, see `begin`: epochs, to note the data of every step; timed, for a
+    stopwatch.
+    """
     return json.loads(os.environ.get(VARIABLE, "{}"))
 
 
@@ -88,7 +84,7 @@ def watched_file(run: Path, rank: int) -> Path:
     return folder_of(run) / f"watched.rank{rank}.pt"
 
 
-def _named_aside():
+def aside():
     """Return a context that marks the auditor's work in a profile, if one is being recorded."""
     recorded = private.is_profiling()
     return torch.profiler.record_function(kinds.ASIDE) if recorded else nullcontext()
@@ -166,7 +162,7 @@ class Auditor:
         self._parts = [sorted((self._draw.random(), self._draw.random())) for _ in self._names]
         self._places = None
         self._forwards = 0
-        self._state = store.State()  # the previous update's
+        self._state = None  # of the previous update, if it is kept
         self._buffers, self._generators = None, ()  # as the present update begins
         self._skipped = False  # the previous update called no optimizer
         self._same_buffers = None  # at the beginning of validations
@@ -174,10 +170,9 @@ class Auditor:
         self._unchanged = []  # for each validation: it left them unchanged
         self._weights = None  # norms after the last update of an epoch
         self._same_weights = None  # in all batches of the validations
-        self._reserved = None  # memory of a GPU for the updates to keep; None: not looked at
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
         self._last_update = steps // self._accumulate - 1
-        self._kept, self._waiting, self._files = [], [], []
+        self._kept, self._files = [], []
         self._memory = {}  # on the CPU, by part: updates are packed there one after the other
         self._steps_seen, self._updates = [], []
         self._val_buffers, self._validation = None, []  # of the last validation, as it began
@@ -185,12 +180,6 @@ class Auditor:
         self._met = {"train": [], "val": []}  # the expected metrics of each batch
         self._logit_bytes, self._with_logits, self._outputs = 0, [], 0
         self._foreign = 0
-        self._windows, self._window = [], None
-        self._paused_s, self._within_pause = 0.0, False
-        self._peak = 0  # bytes of a GPU, without what the auditor holds
-        self._held = self._most_held = 0  # bytes of the auditor's own
-        on_gpu = self._device.type == "cuda"
-        self._side_work = clocks.SideWork(clocks.CudaClock(self._device)) if on_gpu else None
         self._hook()
 
     def _hook(self):
@@ -217,130 +206,27 @@ class Auditor:
         steps = [step for step in steps if step % self._per_epoch]
         return self._draw.choice(steps) if steps else None
 
-    # Time --------------------------------------------------------------------------------------
-
-    @contextmanager
-    def pause(self):
-        """Stop all clocks of the run in this context; the device finishes its work first."""
-        with _named_aside():
-            self._wait()
-            with self._stopped():
-                yield
-
-    @contextmanager
-    def _stopped(self):
-        """Stop all clocks of the run in this context; the window leaves no other pause out."""
-        begin, within = perf_counter(), self._within_pause
-        self._within_pause = True
-        try:
-            with clocks.pause():
-                yield
-        finally:
-            self._within_pause = within
-            self._paused_s += 0.0 if within else perf_counter() - begin
-
-    @contextmanager
-    def _aside(self):
-        """Keep the auditor's own work out of the time that it measures.
-
-        On a processor all clocks stand still. A GPU may work on: the time it lost is measured.
-        """
-        if self._side_work:
-            with _named_aside(), self._side_work.during():
-                yield
-            return
-        with _named_aside(), self._stopped():
-            yield
-
-    def _wait(self):
-        if self._device.type == "cuda":
-            synchronize(self._device)
-
-    def _windows_at(self, step):
-        """Open or close the measured window, as the forward pass of this step begins.
-
-        It is closed in a profiled step and the one before: on a GPU a profiler begins slowly. And
-        it closes at the last step of an epoch: the first batch of a validation may take seconds.
-        """
-        last, middle = self._witness.last, self._witness.middle
-        ends = last is not None and step >= last - 1
-        ends |= middle in (step, step + 1) or (step + 1) % self._per_epoch == 0
-        if self._window and ends:
-            self._close_window()
-        warm = step >= (WARMUP_STEPS if self._witness.settled else MOST_WARMUP_STEPS)
-        begins = step % self._accumulate == 0
-        if not self._window and warm and begins and not ends:
-            self._wait()
-            self._lost_s()  # in the steps before
-            self._window = (step, self._paused_s, perf_counter())
-
-    def _close_window(self):
-        if self._window is None:
-            return
-        self._wait()
-        first, paused, begin = self._window
-        clock = perf_counter() - begin
-        lost = self._paused_s - paused + self._lost_s()
-        steps = self._forwards - first
-        self._window = None
-        if steps and not self._profiled:
-            self._windows.append(
-                {"first_step": first, "steps": steps, "wall_s": clock - lost, "lost_s": lost}
-            )
-
-    def _lost_s(self):
-        return self._side_work.take() if self._side_work else 0.0
-
-    # Memory ------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _holding(self):
-        """Count the memory that the auditor allocates in this context."""
-        begin = self._note_peak()
-        yield
-        end, _ = _allocated(self._device)
-        self._hold(end - begin)
-
-    def _hold(self, nbytes):
-        self._held += nbytes
-        self._most_held = max(self._most_held, self._held)
-
-    def _note_peak(self) -> int:
-        """Note the peak until now; return the allocated bytes.
-
-        Steps have equal peaks, so one in which the auditor holds most can stand for all. An earlier
-        peak, as the model was made, was noted before.
-        """
-        allocated, peak = _allocated(self._device)
-        self._peak = max(self._peak, peak - self._most_held)
-        return allocated
-
     # Every step --------------------------------------------------------------------------------
 
     def _on_input(self, model, args, kwargs):
         if not (model.training and torch.is_grad_enabled()):
-            self._close_window()
             self._compare_buffers()
             self._compare_weights()
             if self._forwards >= self._steps:
                 if not self._wish.get("validate", True):
-                    self._end_run()
+                    if self._same_weights is False:  # the validation has another model's weights
+                        self._state = None
+                    stopwatch.end(self._run)
                 self._see_validation(readings.entered(args, kwargs))
             return
-        self._windows_at(self._forwards)
         images = readings.entered(args, kwargs)
-        # A subclass may have methods of its own, which count as the trainer's work.
-        seen = None if type(images) is torch.Tensor else self._looked_at(images)
-        with self._aside():
+        with aside():
             if self._forwards % self._accumulate == 0:
                 self._begin_update()
-            self._steps_seen.append(seen or self._looked_at(images))
+            self._steps_seen.append(Batch(self._sample(images), readings.layout(images)))
             ends = (self._forwards + 1) % self._per_epoch == 0
             self._weights = self._weight_norms() if ends else None  # its update may be skipped
         self._forwards += 1
-
-    def _looked_at(self, images) -> Batch:
-        return Batch(self._sample(images), readings.layout(images))
 
     def _compare_buffers(self):
         """Note, as a validation begins, whether its buffers are the training's."""
@@ -366,9 +252,7 @@ class Auditor:
 
     def _see_validation(self, images):
         """Keep the input of a batch of the last validation, and the buffers as it begins."""
-        if not self._wish.get("write"):
-            return
-        with self._aside():
+        with aside():
             if self._keep and not self._validation:
                 self._val_buffers = self._copied_buffers()
             self._validation.append(Batch(self._sample(images)))
@@ -393,14 +277,6 @@ class Auditor:
         ]
         return torch.stack(private.norms([*weights, *rows])).float()
 
-    def _end_run(self):
-        """End the process as if the trainer ended here; its `finally` clauses still run."""
-        if self._same_weights is False:  # the validation has another model's weights
-            self._state = store.State()
-        self._run.end()
-        atexit.register(distributed.leave_group)
-        sys.exit()
-
     def _sample(self, images):
         if images.ndim != 4:
             return None
@@ -423,7 +299,7 @@ class Auditor:
         if not (torch.is_tensor(logits) and logits.requires_grad and model.training):
             return
         step = self._steps_seen[-1]
-        with self._aside():
+        with aside():
             step.best = self._best(logits, "train")
             if self._watches and self._makes_room(step, 2 * logits.nbytes):  # with their gradient
                 step.logits = logits.detach().clone()
@@ -437,7 +313,6 @@ class Auditor:
         self._outputs += 1
         if self._logit_bytes + nbytes <= MOST_LOGITS:
             self._logit_bytes += nbytes
-            self._hold(nbytes)
             self._with_logits.append(step)
             return True
         place = self._lot.randrange(self._outputs)
@@ -458,11 +333,11 @@ class Auditor:
     def _see_outputs(self, logits):
         """Keep the likeliest classes of a batch of the last validation."""
         if self._validation:
-            with self._aside():
+            with aside():
                 self._validation[-1].best = self._best(logits, "val")
 
     def _on_logits_gradient(self, step, gradient):
-        with self._aside():
+        with aside():
             step.images = (gradient.detach().flatten(1) != 0).any(1).sum()
             if step.logits is not None:
                 step.gradient = gradient.detach().clone()
@@ -470,7 +345,7 @@ class Auditor:
     def _on_loss(self, criterion, args, kwargs, loss):
         logits, labels = readings.given(args, kwargs)
         mode = "train" if calls.inner(self._model).training else "val"
-        with self._aside():
+        with aside():
             mean = readings.per_image(criterion, loss, len(logits))
             self._met[mode].append(_met(logits, labels, mean))
             batches = self._steps_seen if mode == "train" else self._validation
@@ -504,27 +379,23 @@ class Auditor:
         if not self._is_ours(optimizer):
             self._foreign += 1
             return
-        with self._aside(), self._holding():
+        with aside():
             self._end_update()
             if not self._is_skipped(optimizer):
                 self._take(optimizer)
 
     def _after_update(self, optimizer, args, kwargs):
         if self._weights is not None and self._is_ours(optimizer):
-            with self._aside():
+            with aside():
                 self._weights = self._weight_norms()
 
     def _is_ours(self, optimizer) -> bool:
         return {p for g in optimizer.param_groups for p in g["params"]} <= self._names.keys()
 
     def _is_skipped(self, optimizer) -> bool:
-        """Return whether a fused optimizer will skip this update: others are not called then.
-
-        In the measured window this is not read from a GPU, because the host would wait.
-        """
+        """Return whether a fused optimizer will skip this update: others are not called then."""
         found_inf = getattr(optimizer, "found_inf", None)
-        ask = found_inf is not None and (self._window is None or found_inf.device.type == "cpu")
-        return ask and bool(found_inf)
+        return found_inf is not None and bool(found_inf)
 
     def _take(self, optimizer):
         groups = optimizer.param_groups
@@ -540,8 +411,6 @@ class Auditor:
             evaluating=sum(not module.training for module in self._modules),
             random=[zlib.crc32(g.numpy()) for g in self._generators if g is not None],
         )
-        if self._reserved is None and facts.update:  # the optimizer has its momenta now
-            self._reserved = self._reserve(optimizer)
         # None: no update has begun since a validation, as the model was left in evaluation mode
         if self._watches and self._generators and self._buffers is not None:
             buffers = self._copied_buffers()
@@ -553,12 +422,13 @@ class Auditor:
 
     def _copy(self, optimizer, facts, buffers):
         """Keep this update as its optimizer begins. buffers: those after its forward passes."""
-        self._state = self._reserved.pop() if self._reserved else store.State()
-        store.fill(self._state.before, self._named(optimizer))
-        self._state.facts = facts
         cpu, cuda = self._generators
-        self._state.begun = {"buffers": self._buffers, "cpu_rng": cpu, "cuda_rng": cuda}
-        self._state.buffers = buffers
+        self._state = {
+            "facts": facts,
+            "before": {part: _copies(tensors) for part, tensors in self._named(optimizer).items()},
+            "begun": {"buffers": self._buffers, "cpu_rng": cpu, "cuda_rng": cuda},
+            "buffers": buffers,
+        }
 
     def _named(self, optimizer):
         gradients = {n: own(p.grad) for p, n in self._names.items() if p.grad is not None}
@@ -583,52 +453,27 @@ class Auditor:
 
     # Some updates ------------------------------------------------------------------------------
 
-    def _reserve(self, optimizer) -> list[store.State]:
-        """Reserve memory of the device for the updates to keep; [] if it has no room."""
-        tensors, states = self._named(optimizer), []
-        count = self._keep - len(self._kept)
-        if _free(self._device) < ROOM * count * store.nbytes(tensors, store.BEFORE, store.AFTER):
-            return []
-        for _ in range(count):
-            state = store.State()
-            store.fill(state.before, tensors)
-            store.fill(state.after, tensors)
-            state.reserved = True
-            states.append(state)
-        return states
-
     def _end_update(self):
-        """Keep the state after the previous update, if that was copied."""
-        state, self._state = self._state, store.State()
-        if state.facts is None:
+        """Write the previous update, with the state that it left, if it is to be kept."""
+        state, self._state = self._state, None
+        if state is None:
             return
-        self._kept.append(state.facts.update)
-        tensors = self._named(self._training.optimizer)
-        if state.reserved:
-            store.fill(state.after, tensors)
-            self._waiting.append(state)
-            return
-        with self.pause():
-            self._put_away(state, tensors)
-            del state  # frees its memory in the pause, too
-
-    def _put_away(self, state, after):
-        before = {name: copies.tensors for name, copies in state.before.items()}
-        by = self._device if state.reserved else "cpu"
+        update, after = state["facts"].update, self._named(self._training.optimizer)
+        self._kept.append(update)
 
         def packed(place, tensors):
-            return store.pack(tensors, by, self._memory.setdefault(place, {}))
+            return store.pack(tensors, self._memory.setdefault(place, {}))
 
-        kept = {name: packed(name, tensors) for name, tensors in before.items()} | {
-            "reserved": state.reserved,
-            "facts": store.on_cpu(state.facts),
-            "begun": state.begun | {"buffers": packed("begun", state.begun["buffers"])},
-            "after": {name: packed(f"{name} after", after[name]) for name in store.AFTER}
-            | {"buffers": packed("buffers", state.buffers)},
+        before = state["before"]
+        kept = {part: packed(part, tensors) for part, tensors in before.items()} | {
+            "facts": store.on_cpu(state["facts"]),
+            "begun": state["begun"] | {"buffers": packed("begun", state["begun"]["buffers"])},
+            "after": {part: packed(f"{part} after", after[part]) for part in store.AFTER}
+            | {"buffers": packed("buffers", state["buffers"])},
         }
-        if self._wish.get("write"):
-            self._files.append(self._file(state.facts.update, store.nbytes(before, store.BEFORE)))
-            store.save(kept, self._files[-1])
+        nbytes = sum(t.nbytes for tensors in before.values() for t in tensors.values())
+        self._files.append(self._file(update, nbytes))
+        store.save(kept, self._files[-1])
 
     def _file(self, update: int, nbytes: int) -> Path:
         """Return the file for this update: in memory if there is ample room, else on the disk."""
@@ -644,35 +489,25 @@ class Auditor:
         """Write the record of every step, and log the auditor's measurements."""
         for hook in self._hooks:
             hook.remove()
-        self._close_window()
-        self._note_peak()
         self._end_update()
-        for state in self._waiting if self._wish.get("write") else ():  # no pause: nothing is timed
-            self._put_away(state, {name: copies.tensors for name, copies in state.after.items()})
         self._memory.clear()
         steps, updates = store.on_cpu(self._steps_seen), store.on_cpu(self._updates)
         for update in updates:
             update.rows = torch.cat([row.reshape(-1).float() for row in update.rows])
-        for window in self._windows:
-            first, count = window["first_step"], window["steps"]
-            seen = [int(s.images or 0) for s in steps[first : first + count]]
-            window["images"] = sum(seen)
-        if self._wish.get("write"):
-            watched = Watched(
-                steps=steps,
-                updates=updates,
-                rows=[(self._names[p], row) for p, row in self._chosen],
-                states=list(readings.states_of(self._training.optimizer)),
-                kept=self._kept,
-                files=[str(file) for file in self._files],
-                first_buffers=store.on_cpu(self._first_buffers or {}),
-                validated=store.on_cpu(self._val_buffers),
-                validation=store.on_cpu(self._validation),
-            )
-            store.save(watched, watched_file(self._run.folder, idr_torch.rank))
+        watched = Watched(
+            steps=steps,
+            updates=updates,
+            rows=[(self._names[p], row) for p, row in self._chosen],
+            states=list(readings.states_of(self._training.optimizer)),
+            kept=self._kept,
+            files=[str(file) for file in self._files],
+            first_buffers=store.on_cpu(self._first_buffers or {}),
+            validated=store.on_cpu(self._val_buffers),
+            validation=store.on_cpu(self._validation),
+        )
+        store.save(watched, watched_file(self._run.folder, idr_torch.rank))
         self._run.evidence(
             records.Audit(
-                windows=self._windows,
                 images=[int(s.images or 0) for s in steps],
                 losses=[None if s.loss is None else float(s.loss) for s in steps],
                 met={mode: _numbers(batches) for mode, batches in self._met.items()},
@@ -681,8 +516,6 @@ class Auditor:
                 updates=len(self._updates),
                 kept=self._kept,
                 foreign=self._foreign,
-                peak_bytes=self._peak or None,
-                timed=not self._profiled,
             )
         )
 
@@ -697,19 +530,6 @@ def _met(logits, labels, loss) -> list:
 
 def _numbers(batches) -> list:
     return [[float(value) for value in batch] for batch in batches]
-
-
-def _allocated(device) -> tuple[int, int]:
-    """Return the bytes of all tensors on a GPU, now and at the peak; (0, 0) on a processor."""
-    if device.type != "cuda":
-        return 0, 0
-    stats = memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
-    return stats["current"], stats["peak"]
-
-
-def _free(device) -> int:
-    """Return the free bytes of a GPU; 0 on a processor, whose memory needs no copy."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def _cuda_generator(device):
@@ -746,3 +566,7 @@ def _scale(training):
         if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
             return _copy(private.scale(part))
     return None
+
+
+def _copies(tensors) -> dict:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}

@@ -27,7 +27,7 @@ import math
 import sys
 import zlib
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import chain, islice
 
 import torch
@@ -40,6 +40,7 @@ from dlojz.training import checkpoint, distributed, models, private, sharding
 from dlojz.training.data import CHECKED_BATCHES, normalize
 from dlojz.watch import auditor, calls, casts, compilation, profile, readings, samples, workload
 from dlojz.watch.steps import Steps, classes
+from dlojz.watch.stopwatch import Stopwatch
 
 # The keys of DDP's logging data to keep.
 DDP_FACTS = (
@@ -114,7 +115,10 @@ class Witness:
             run.evidence(records.Samples(**seen))
         self._auditor = auditor.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
-        self._steps = Steps(self._model) if "epochs" in auditor.wished() else None
+        wish = auditor.wished()
+        self._steps = Steps(self._model) if "epochs" in wish else None
+        timed = "timed" in wish
+        self._stopwatch = Stopwatch(run, self._model, args, self, steps) if timed else None
         self._hook()
         self._compilations = compilation.Compilations(self._place)
         run.before_end(self._finish)
@@ -352,15 +356,14 @@ class Witness:
 
     def begins(self, step: int):
         """Begin to profile a step, after the device has finished the earlier ones."""
-        with self._auditor.pause() if self._auditor else nullcontext():
-            self._end_probe()
-            if self._looked_at is None:
-                self._run.note_memory()
-            self._looked_at = step
-            if not self._compiles:  # or it would be compiled again, with these hooks
-                call = self._note_modes
-                self._inside = [layer.register_forward_hook(call) for layer in _leaves(self._model)]
-            self._profiler = profile.start_profiler()
+        self._end_probe()
+        if self._looked_at is None:
+            self._run.note_memory()
+        self._looked_at = step
+        if not self._compiles:  # or it would be compiled again, with these hooks
+            call = self._note_modes
+            self._inside = [layer.register_forward_hook(call) for layer in _leaves(self._model)]
+        self._profiler = profile.start_profiler()
 
     def ends(self):
         """Stop the profiler at the end of the step, and log its record."""
@@ -398,6 +401,8 @@ class Witness:
                 self._run.evidence(compiled)
             if self._auditor:
                 self._auditor.finish()
+            if self._stopwatch:
+                self._run.evidence(self._stopwatch.finish())
         self._loader = None
         private.end_workers()
 

@@ -65,7 +65,7 @@ def main():
     first_buffers = replay.other_buffers(pair[0].first_buffers)
     updates, noisy = [], NOISY
     for file in map(Path, pair[0].files):
-        state = store.load(file, replay.device)
+        state = store.load(file)
         if not _had_to_skip(state):
             updates.append(replay.update(state, pair[0].steps, noisy=noisy > 0))
             noisy -= updates[-1].gradients_noise is not None  # in fp16 a step may be skipped

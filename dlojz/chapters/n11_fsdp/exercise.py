@@ -260,16 +260,16 @@ def smaller(runs: Runs) -> list[Finding]:
     most = UNEVEN * full / len(usual)
     text = f"at most {_mb(most)} ({_mb(full)} with DDP)"
     held = Finding(*which, 0 < found <= most, _mb(found), text, _whole(mine))
-    return [held, *_peak(mine, whole, full - found)]
+    return [held, *_peak(runs.job, whole, full - found)]
 
 
 def _most(ranks):
     return max(sum(run.share.held.values()) for run in ranks)
 
 
-def _peak(mine, whole: Beside, less: float) -> list[Finding]:
+def _peak(job, whole: Beside, less: float) -> list[Finding]:
     """Return a finding on the peak of a GPU's memory. less: bytes no longer held."""
-    peaks = [run.audit.peak_bytes for run in mine]
+    peaks = [run.memory.get("device_peak_bytes") for run in job.ranks] if job else [None]
     if None in peaks:
         return []
     which, yours = (FASTER, "peak", "peak memory of a GPU"), f"{max(peaks) / 1e9:,.2f} GB"
