@@ -52,7 +52,8 @@ def entry(name) -> series.Entry:
         role, usual = Role(side), str(Role.SOLUTION)
     elif number == "solution":
         role, usual = Role.EXTRA_SOLUTION, side
-    role = Role(name) if name in set(Role) else role
+    if name in set(Role):
+        role, usual = Role(name), str(Role.SMALL_SOLUTION if name == Role.SMALL else Role.SOLUTION)
     number = int(number) if number.isdigit() else 0
     return series.Entry(name, "t.py", (), role=role, number=number, reference=usual)
 
@@ -123,7 +124,7 @@ def every(images, steps) -> dict:
     ]
     none = [0.0] * steps
     return {"steps": [steps, steps], "images": [[images, images]] * steps, "pixels": none,
-            "criterion": none, "scales": [1.0] * steps, "rows": none, "updates": facts,
+            "criterion": none, "scales": [1.0] * steps, "updates": facts,
             "usual": facts, "first_buffers": [], "validation":
             {"pixels": [0.0], "labels": [True], "buffers": 0.0}}  # fmt: skip
 

@@ -13,13 +13,11 @@ from pathlib import Path
 from dlojz.check.exercise import SAME, Finding, State
 from dlojz.runs import derived, log, records
 
-# Updates that are done again. A share p of wrong ones is missed with (1 - p) ** 8: of one in twenty
-# 66 %.
-AUDITED = 8
+AUDITED = 8  # updates that are done again, at least
 TOO_SHORT = "too-short"  # the hint
 COARSE = ("tf32", "fp16", "bf16")  # of these a run is audited in float32, too
-# Bytes of weights, gradients and momenta: a check keeps at least eight such states.
-MOST_STATE = 5e9
+# Bytes of weights, gradients and momenta, of which a check keeps twelve: ResNet-50's are 0.3e9.
+MOST_STATE = 5e8
 WIDER = 2.2  # memory of a run in float32, relative to the same run in 16 bits
 NEARLY = 1.25  # times the solution's memory, which a right trainer may take
 
@@ -35,10 +33,6 @@ RATE = 1e-12  # a forgotten schedule is 3e-6 after eleven updates of a long one
 # on the device of the run.
 ROUNDINGS = 8
 BUFFERS = 1e-5  # statistics that were not updated are 5e-2, the mean of two processes' 2e-3
-# In 16 bits the gradients may be off by 1.5 times their noise, unless it is too large to tell; in
-# float32 by what `runs.records` says. The same for outputs: the noise of ResNet-18's in bf16 is
-# 0.05 (64 px, batch 32), and a classifier that sees every second feature is off by 0.7.
-COARSE_NOISES, TOO_NOISY = 1.5, 0.5
 LOSSES = "losses"  # the key, and the hint
 EVALUATION = "evaluation"  # the hint
 # The share that may be missing from the sum of the Chronometer's marks: a busy machine can hold a
@@ -55,10 +49,9 @@ LABELS = {  # of the findings, by key
     "rate": "learning rate",
     "settings": "optimizer's settings",
     "frozen": "weights without a gradient, layers not in training",
-    "rows": "update of weights drawn at random",
     "random": "random numbers",
-    "gradients": "gradients, {precision}",
-    "outputs": "outputs of the model, {precision}",
+    "gradients": "gradients",
+    "outputs": "outputs of the model",
     "missing": "gradients there or not",
     "tensors": "gradient of each weight",
     "buffers": "batch statistics",
@@ -161,7 +154,6 @@ class Audited:
             **{name: getattr(every, name)[:steps] for name in EACH_STEP},
             updates=every.updates[:updates],
             usual=every.usual[:updates],
-            rows=every.rows[: updates - 1],
         )
         unknown = {"optimizer_roundings": 0.0, "optimizer_worst": None}
         kept = [
@@ -181,8 +173,8 @@ def audited(mine: log.Run, replay: log.Run, precision: str) -> list[Audited]:
 def findings(runs: Sequence[Audited]) -> list[Finding]:
     """Return the audit's findings on all runs of the trainee's trainer, one for each link."""
     found = links(runs)
-    if any(update.solved for run in runs for update in run.updates):
-        found.append(_number(len({(r.folder, u.update) for r in runs for u in r.updates})))
+    if count := len({(r.folder, u.update) for r in runs for u in r.updates if u.solved}):
+        found.append(_number(count))
     return found
 
 
@@ -191,7 +183,7 @@ def links(runs: Sequence[Audited]) -> list[Finding]:
     every = [r for r in runs if r.every]
     if not every:
         return [_unmeasured("audit", "no step could be replayed")]
-    looks = (_images, _pixels, _rate, _settings, _frozen, _criterion, _rows, _random)
+    looks = (_images, _pixels, _rate, _settings, _frozen, _criterion, _random)
     return [look(every) for look in looks] + _updates(runs)
 
 
@@ -309,13 +301,6 @@ def _frozen(runs):
     return _finding("frozen", True, "none", "none")
 
 
-def _rows(runs):
-    worst, step = _worst([run.every.rows for run in runs])
-    asked = f"at most {ROUNDINGS} roundings from the solution's, in every update"
-    text = _where(worst, step, "update")
-    return _finding("rows", worst <= ROUNDINGS, text, asked, "update")
-
-
 def _random(runs):
     """Find updates that reuse the random generators of an earlier one, where the solution does not.
 
@@ -338,8 +323,8 @@ def _updates(runs):
     if not solved:
         return [_unmeasured("audit", "no update could be replayed")]
     return [
-        *_link(runs, "gradients"),
-        *_link(runs, "outputs"),
+        *_link(solved, "gradients"),
+        *_link(solved, "outputs"),
         _tensors(solved),
         _buffers(solved),
         _optimizer(updates),
@@ -354,38 +339,21 @@ def _number(count):
     return _finding("audit", State.UNMEASURED, text, more, TOO_SHORT)
 
 
-def _link(runs, key):
-    """Return a finding for each precision on a noisy link, by its median over the updates."""
-    found = []
-    for precision in sorted({r.precision for r in runs}):
-        these = [u for r in runs if r.precision == precision for u in r.updates]
-        these = [u for u in these if u.solved and getattr(u, key) is not None]
-        noises = [getattr(u, f"{key}_noise") for u in these]
-        noises = [noise for noise in noises if noise is not None]
-        if these:
-            found.append(_noisy(key, precision, [getattr(u, key) for u in these], noises))
-    return found
-
-
-def _noisy(key, precision, off, noises):
-    if not noises:
-        text = "the solution, moved by a rounding error, skipped each update"
-        return _unmeasured(key, text, precision)
+def _link(updates, key):
+    """Return a finding on a noisy link, by its median over the updates; [] if it was not seen."""
+    these = [u for u in updates if getattr(u, key) is not None]
+    noises = [n for u in these if (n := getattr(u, f"{key}_noise")) is not None]
+    if not these:
+        return []
+    off = [getattr(u, key) for u in these]
     off = [math.inf if math.isnan(distance) else distance for distance in off]
-    noise, middle, worst = statistics.median(noises), statistics.median(off), max(off)
-    if precision not in COARSE:
-        most = records.NOISES * max(noise, records.SAME_LINK)
-        single = max(records.ONE_UPDATE, records.ONE_UPDATE_NOISES * noise)
-    elif noise > TOO_NOISY:
-        text = f"off by {middle:.2g} of their size, and the solution's own noise is {noise:.2g}"
-        asked = "too noisy: judged in float32 instead"
-        return _finding(key, State.NOT_ASKED, text, asked, precision=precision)
-    else:
-        most, single = COARSE_NOISES * noise, math.inf
+    noise = statistics.median(noises) if noises else 0.0
+    middle, worst = statistics.median(off), max(off)
+    most = records.NOISES * max(noise, records.SAME_LINK)
+    single = max(records.ONE_UPDATE, records.ONE_UPDATE_NOISES * noise)
     text = f"off by {middle:.2g} of their size in the median, {worst:.2g} at worst"
     asked = f"at most {most:.2g}, the solution's own noise is {noise:.2g}"
-    ok = middle <= most and worst <= single
-    return _finding(key, ok, text, asked, key, precision=precision)
+    return [_finding(key, middle <= most and worst <= single, text, asked, key)]
 
 
 def _tensors(updates):
@@ -540,15 +508,14 @@ def _steps(window):
     return slice(window["first_step"], window["first_step"] + window["steps"])
 
 
-def _finding(key, ok, yours, expected, hint=None, precision="", **words):
+def _finding(key, ok, yours, expected, hint=None, **words):
     """Return a finding. ok: True, False or a State; words: those that its label needs."""
-    what = LABELS[key].format(precision=precision, **words)
     hint = hint if ok in (False, State.UNMEASURED) else None
-    return Finding(SAME, key, what, ok, yours, expected, hint, precision=precision)
+    return Finding(SAME, key, LABELS[key].format(**words), ok, yours, expected, hint)
 
 
-def _unmeasured(key, text, precision="", **words):
-    return _finding(key, State.UNMEASURED, text, "see the hint", "audit", precision, **words)
+def _unmeasured(key, text, **words):
+    return _finding(key, State.UNMEASURED, text, "see the hint", "audit", **words)
 
 
 def _worst(lists):

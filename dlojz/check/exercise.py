@@ -173,7 +173,7 @@ class Exercise:
     # Findings of the second part besides the speed, and the name of that part.
     second: Callable[[Runs], list[Finding]] = lambda runs: []
     second_name: str = FASTER
-    # Flags of a model whose state is small: it is audited in place of one over 5 GB.
+    # Flags of a model whose state is small: it is audited in place of one over 0.5 GB.
     small: str = "--model shufflenet_v2_x0_5 --image-size 32 -b 8"
     # The price of the speed, which is reported and never fails.
     price: Callable[[Timed], list[Finding]] = lambda timed: []

@@ -85,7 +85,7 @@ def judge(
         return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints, second_name=name)
     findings += audit.speed([run.log for run in _of(ended, Role.AFTER)])
     comparison, faster = _speed(exercise, ended, runs, standards.recorded)
-    price = exercise.price(_timed(ended, comparison))
+    price = exercise.price(_timed(ended, comparison, standards.job))
     # A single pair has no spread to warn about, and the caller asked for no more.
     pairs = len(_of(ended, Role.AFTER))
     cautions = comparison.cautions if comparison else ()
@@ -160,11 +160,11 @@ def _beside(run) -> Beside:
     return Beside(run.log, run.end.how == ending.How.OUT_OF_MEMORY)
 
 
-def _timed(ended, comparison) -> Timed:
+def _timed(ended, comparison, job) -> Timed:
     """Return the runs of the pairs; without a comparison, only the trainee's."""
     before = [run.summary for run in _of(ended, Role.BEFORE)] if comparison else []
-    after = _of(ended, Role.AFTER) or _of(ended, Role.YOURS)
-    return Timed(before, [run.log for run in after], comparison)
+    after = [run.log for run in _of(ended, Role.AFTER)]
+    return Timed(before, after or [job or _of(ended, Role.YOURS)[0].log], comparison)
 
 
 def _tells(caution, pairs, exercise):

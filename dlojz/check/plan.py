@@ -20,9 +20,7 @@ from dlojz.runs import derived, log, stats
 # at the first step, and write nothing.
 LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 
-SPARE = 2  # updates: one may be kept in the window that its gradient scaler then skips
-SMALL_KEPT = 12  # updates of the run that is audited in place of those with a larger state
-LATER_KEPT = 8  # updates of a short run with two epochs, which has no more
+UPDATES = 12  # of an audited run, all of which are done again with the solution
 # Classes, and images of each for training and validation. Batches of 8 leave a smaller last one,
 # also in each of two processes, and it is large enough for batch normalization.
 FEW = {"classes": 3, "images_per_class": 9, "val_images_per_class": 3}
@@ -126,7 +124,7 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     """Return the series: the solution, the exercise's other runs, the pairs A B B A ...
 
     The trainee's trainer is audited in a run of its own; in 16 bits another one in float32 follows,
-    whose gradients tell more. If a state takes over 5 GB, or the job would not fit in float32,
+    whose gradients tell more. If a state takes over 0.5 GB, or the job would not fit in float32,
     whole updates are kept of another run, with the exercise's small model and otherwise the same
     flags. The runs of the pairs, if a gain is asked, are timed and nothing else.
 
@@ -139,19 +137,18 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     if pairs is None:
         bar = bars.bar(exercise.step, hardware, run.start["arguments"])
         pairs = 0 if bar.at_least is None else stats.MIN_PAIRS
-    entries = [_entry(Role.SOLUTION, 0, solution, flags, audit=LEDGER)]
-    for name, more in exercise.beside.items():
-        entries.append(series.Entry(name, solution, [*flags, *more], role=Role.BESIDE))
     precision = audit.precision_of(run, hardware)
     coarse, large = precision in audit.COARSE, bool(audit.too_large(run))
-    entries += _beside(exercise, mine, solution, flags, coarse, large)
+    few = _few(flags, run)
+    entries = [_entry(Role.SOLUTION, 0, solution, few, audit=LEDGER)]
+    for name, more in exercise.beside.items():
+        entries.append(series.Entry(name, solution, [*few, *more], role=Role.BESIDE))
+    entries += _beside(exercise, mine, solution, few, coarse, large)
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries += [short(extra, solution, of_solution=True), short(extra, mine)]
-    spare = SPARE if precision == "fp16" and hardware.startswith("cuda") else 0
-    keep = 0 if large else audit.AUDITED - _in_float32(coarse) + spare
     wish = MIDDLE | ({"watch": True} if large else {})
-    yours = _entry(Role.YOURS, 0, mine, flags, reference=Role.SOLUTION)
-    entries.append(audited(yours, keep, wish, tuned=not coarse))
+    yours = _entry(Role.YOURS, 0, mine, few, reference=Role.SOLUTION)
+    entries.append(audited(yours, 0 if large else UPDATES, wish, tuned=not coarse))
     for i in range(1, pairs + 1):
         both = [
             _entry(Role.BEFORE, i, before, known, audit=TIMED),
@@ -159,6 +156,13 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
         ]
         entries += both if i % 2 else reversed(both)
     return entries
+
+
+def _few(flags, run) -> list[str]:
+    """Return the flags for as many updates as an audited run has, or fewer. run: the job's log."""
+    arguments = run.start["arguments"]
+    most = UPDATES * arguments.get("accumulate", 1)
+    return [*flags, "--test-nsteps", str(most)] if arguments["test_nsteps"] > most else flags
 
 
 def _entry(role: Role, number: int, trainer, flags, **more) -> series.Entry:
@@ -180,7 +184,7 @@ def short(extra, trainer, of_solution: bool = False) -> series.Entry:
         run = series.Entry(name, trainer, flags, extra.rehearse, kept)
         return replace(run, role=Role.EXTRA_SOLUTION, reference=extra.name)
     run = series.Entry(extra.name, trainer, flags, extra.rehearse, role=Role.EXTRA, reference=name)
-    return audited(run, LATER_KEPT, watched, tuned=False) if extra.replayed else run
+    return audited(run, UPDATES, watched, tuned=False) if extra.replayed else run
 
 
 def few_images() -> Path:
@@ -190,10 +194,6 @@ def few_images() -> Path:
     return images.generate(course.base_folder() / "runs" / ".few", **FEW, workers=1, progress=False)
 
 
-def _in_float32(coarse) -> int:
-    return audit.AUDITED // 2 if coarse else 0
-
-
 def _beside(exercise, mine, solution, flags, coarse, large):
     """Yield the other audited runs: with a small model, and in float32."""
     usual = Role.SOLUTION
@@ -201,10 +201,10 @@ def _beside(exercise, mine, solution, flags, coarse, large):
         flags, usual = [*flags, *exercise.small.split()], Role.SMALL_SOLUTION
         kept = LEDGER | UNTIMED
         yield _entry(usual, 0, solution, flags, audit=kept, reference=Role.SMALL)
-        yield audited(_entry(Role.SMALL, 0, mine, flags, reference=usual), SMALL_KEPT, UNTIMED)
+        yield audited(_entry(Role.SMALL, 0, mine, flags, reference=usual), UPDATES, UNTIMED)
     if coarse:
         wide = _entry(Role.FLOAT32, 0, mine, [*flags, "--precision", "fp32"], reference=usual)
-        yield audited(wide, _in_float32(coarse), UNTIMED)
+        yield audited(wide, UPDATES, UNTIMED)
 
 
 LEDGER = {"keep": 0}  # for the solution's auditor: keep every step, but no update

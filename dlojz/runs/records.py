@@ -386,7 +386,6 @@ class Every(Record):
         default_factory=list, metadata={"of": Settings}
     )  # the trainee's
     usual: list[Settings] = field(default_factory=list, metadata={"of": Settings})  # the solution's
-    rows: list = field(default_factory=list)  # roundings of the rows that were drawn, in each
     first_buffers: list = field(default_factory=list)  # those that began as others
     validation: Validation = field(default_factory=Validation)
 

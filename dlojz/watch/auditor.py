@@ -1,26 +1,22 @@
 """The auditor: it keeps what `dlojz.watch.replay` needs of a run of a check.
 
-$DLOJZ_AUDIT asks for it. It does not trust the trainer: its hooks are on the model, on the
+$DLOJZ_AUDIT asks for it. Its hooks are on the model, on the
 criterion and on all optimizers of the process.
 
 every step    some pixels of each image as they enter the model; logits and their gradient; loss
-every update  learning rates and settings of the optimizer, weights without a gradient, some rows
-              of the weights, a digest of the random generators
-some updates  the whole state: weights, gradients and momenta as the optimizer begins, weights and
-              momenta that followed, buffers and random generators before and after
-
-They are drawn as their optimizer begins: by then the trainer can no longer skip any work; the
-optimizer is checked in every update, by its sampled rows.
+every update  learning rates and settings of the optimizer, weights without a gradient, a digest of
+              the random generators; and of the first ones the whole state: weights, gradients and
+              momenta as the optimizer begins, weights and momenta that followed, buffers and random
+              generators before and after
 """
 
 import json
 import math
 import os
-import random
 import sys
 import zlib
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -41,19 +37,17 @@ from dlojz.watch import calls, readings, stopwatch, store
 
 VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
-ROWS = 6  # of the weights, drawn for each run
 ROOM = 8  # free memory that updates need, as a multiple of their size; else they go to the disk
-MOST_LOGITS = 256 * 2**20  # bytes of the logits of a run and their gradients
 
 
 def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
     """Return the auditor that $DLOJZ_AUDIT asks for, such as {"keep": 8}, or None.
 
-    keep: the number of updates; watch: keep every step for a replay, even without an update;
-    memory: files without a name, held in memory by the job, to write into if it has room; autotune:
-    false forbids cuDNN to try its algorithms, which in float32 can take minutes; validate: false
-    ends the run with its training; middle: true has the witness profile one more step, drawn from
-    those before the last.
+    keep: the number of updates, the first ones; watch: keep every step for a replay, even without
+    an update; memory: files without a name, held in memory by the job, to write into if it has
+    room; autotune: false forbids cuDNN to try its algorithms, which in float32 can take minutes;
+    validate: false ends the run with its training; middle: true has the witness profile one more
+    step, one before the last.
     """
     wish = wished()
     if "keep" not in wish:
@@ -99,7 +93,6 @@ class Batch:
     images: torch.Tensor | None = None  # the number with a gradient
     logits: torch.Tensor | None = None
     gradient: torch.Tensor | None = None  # of the logits
-    too_many: bool = False  # no room to keep this batch's logits
     best: torch.Tensor | None = None  # the likeliest class of each image
     labels: torch.Tensor | None = None
     loss: torch.Tensor | None = None
@@ -118,7 +111,6 @@ class Facts:
     settings: list = field(default_factory=list)
     missing: list = field(default_factory=list)  # weights without a gradient
     evaluating: int = 0  # layers in evaluation mode
-    rows: torch.Tensor | list | None = None  # the sampled rows of weights
     random: list = field(default_factory=list)  # digests of the generators
 
 
@@ -128,8 +120,6 @@ class Watched:
 
     steps: list[Batch] = field(default_factory=list)
     updates: list[Facts] = field(default_factory=list)
-    rows: list = field(default_factory=list)  # (weight, index) of the sampled rows
-    states: list = field(default_factory=list)  # names of the optimizer's tensors in each row
     kept: list = field(default_factory=list)
     files: list = field(default_factory=list)  # the files of `kept`
     first_buffers: dict = field(default_factory=dict)
@@ -156,10 +146,6 @@ class Auditor:
         self._plain = readings.plainly(self._model)
         self._names = {p: self._plain(name) for name, p in self._model.named_parameters()}
         self._modules = list(self._model.modules())
-        self._draw = random.Random(_shared_secret())
-        self._lot = random.Random()  # differs between processes
-        self._chosen = _choose(self._model, self._draw)
-        self._parts = [sorted((self._draw.random(), self._draw.random())) for _ in self._names]
         self._places = None
         self._forwards = 0
         self._state = None  # of the previous update, if it is kept
@@ -171,14 +157,12 @@ class Auditor:
         self._weights = None  # norms after the last update of an epoch
         self._same_weights = None  # in all batches of the validations
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
-        self._last_update = steps // self._accumulate - 1
         self._kept, self._files = [], []
         self._memory = {}  # on the CPU, by part: updates are packed there one after the other
         self._steps_seen, self._updates = [], []
         self._val_buffers, self._validation = None, []  # of the last validation, as it began
         self._first_buffers = None
         self._met = {"train": [], "val": []}  # the expected metrics of each batch
-        self._logit_bytes, self._with_logits, self._outputs = 0, [], 0
         self._foreign = 0
         self._hook()
 
@@ -191,7 +175,7 @@ class Auditor:
         ]
 
     def middle(self, last: int) -> int | None:
-        """Return a random step before the last one for the witness to profile, too, or None.
+        """Return a step before the last one for the witness to profile, too, or None.
 
         It comes after half of the run, and resembles the last step: only the last batch of an
         update exchanges gradients, an epoch's last batch may be smaller than any other, and the
@@ -204,7 +188,7 @@ class Auditor:
         first = max(WARMUP_STEPS + 1 + self._accumulate, self._steps // 2)
         steps = range(last - self._accumulate, first - 1, -self._accumulate)
         steps = [step for step in steps if step % self._per_epoch]
-        return self._draw.choice(steps) if steps else None
+        return steps[len(steps) // 2] if steps else None
 
     # Every step --------------------------------------------------------------------------------
 
@@ -265,17 +249,8 @@ class Auditor:
             self._same_weights = same and self._same_weights is not False
 
     def _weight_norms(self):
-        """Return the norm of each weight and of some of its rows, without waiting for the device.
-
-        They are those of this process's shard. Other weights could be scaled to the same norm, but
-        not to that of unpredictable rows.
-        """
-        weights = [torch.atleast_1d(own(p.detach())) for p in self._names]
-        rows = [
-            w[int(begin * len(w)) : int(end * len(w)) + 1]
-            for w, (begin, end) in zip(weights, self._parts, strict=True)
-        ]
-        return torch.stack(private.norms([*weights, *rows])).float()
+        """Return the norm of each weight of this process, without waiting for the device."""
+        return torch.stack(private.norms([own(p.detach()) for p in self._names])).float()
 
     def _sample(self, images):
         if images.ndim != 4:
@@ -301,27 +276,9 @@ class Auditor:
         step = self._steps_seen[-1]
         with aside():
             step.best = self._best(logits, "train")
-            if self._watches and self._makes_room(step, 2 * logits.nbytes):  # with their gradient
+            if self._watches:
                 step.logits = logits.detach().clone()
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
-
-    def _makes_room(self, step, nbytes) -> bool:
-        """Return whether to keep the logits of this step, perhaps in place of an earlier step's.
-
-        Once all room is taken, each step so far is equally likely to be kept.
-        """
-        self._outputs += 1
-        if self._logit_bytes + nbytes <= MOST_LOGITS:
-            self._logit_bytes += nbytes
-            self._with_logits.append(step)
-            return True
-        place = self._lot.randrange(self._outputs)
-        dropped = step
-        if place < len(self._with_logits):
-            dropped, self._with_logits[place] = self._with_logits[place], step
-        dropped.logits = dropped.gradient = None
-        dropped.too_many = True
-        return dropped is not step
 
     def _best(self, logits, mode):
         """Return the model's likeliest class of each image.
@@ -414,11 +371,10 @@ class Auditor:
         # None: no update has begun since a validation, as the model was left in evaluation mode
         if self._watches and self._generators and self._buffers is not None:
             buffers = self._copied_buffers()
-            left = self._last_update + 1 - facts.update
-            if self._draw.random() * left < self._keep - len(self._kept):  # all left, if need be
+            if len(self._kept) < self._keep:
                 self._copy(optimizer, facts, buffers)
             self._buffers, self._skipped = buffers, False
-        self._updates.append(replace(facts, rows=self._rows(optimizer)))
+        self._updates.append(facts)
 
     def _copy(self, optimizer, facts, buffers):
         """Keep this update as its optimizer begins. buffers: those after its forward passes."""
@@ -441,17 +397,7 @@ class Auditor:
         weights = {name: own(p) for p, name in self._names.items()}
         return {"weights": weights, "gradients": gradients, "optimizer": kept}
 
-    def _rows(self, optimizer):
-        """Return weight, gradient and state of each sampled row, copied in one call."""
-        found = []
-        for p, row in self._chosen:
-            states = (optimizer.state.get(p, {}).get(key) for key in readings.states_of(optimizer))
-            for tensor in (p, p.grad, *states):
-                whole = torch.zeros_like(p) if tensor is None else tensor
-                found.append(own(whole.detach())[row])
-        return private.copies(found)
-
-    # Some updates ------------------------------------------------------------------------------
+    # The first updates --------------------------------------------------------------------------
 
     def _end_update(self):
         """Write the previous update, with the state that it left, if it is to be kept."""
@@ -492,13 +438,9 @@ class Auditor:
         self._end_update()
         self._memory.clear()
         steps, updates = store.on_cpu(self._steps_seen), store.on_cpu(self._updates)
-        for update in updates:
-            update.rows = torch.cat([row.reshape(-1).float() for row in update.rows])
         watched = Watched(
             steps=steps,
             updates=updates,
-            rows=[(self._names[p], row) for p, row in self._chosen],
-            states=list(readings.states_of(self._training.optimizer)),
             kept=self._kept,
             files=[str(file) for file in self._files],
             first_buffers=store.on_cpu(self._first_buffers or {}),
@@ -534,26 +476,6 @@ def _numbers(batches) -> list:
 
 def _cuda_generator(device):
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def _shared_secret() -> int:
-    """Return an unpredictable number, the same in all processes of the run."""
-    secret = int.from_bytes(os.urandom(8), "little")
-    if not torch.distributed.is_initialized():
-        return secret
-    store = private.default_store()
-    if torch.distributed.get_rank() == 0:
-        store.set("dlojz/audit", str(secret))
-    return int(store.get("dlojz/audit"))
-
-
-def _choose(model, draw):
-    """Return (weight, row) for some rows of the weights; row: an index, or None for the whole."""
-    weights = [p for p in model.parameters() if p.requires_grad]
-    chosen = draw.sample(weights, min(ROWS, len(weights)))
-    places = [(p, draw.random()) for p in chosen]  # the same draws in all processes
-    rows = [(p, len(own(p)), place) for p, place in places]  # some hold no part of a weight
-    return [(p, int(place * n) if p.ndim > 1 else None) for p, n, place in rows if n]
 
 
 def _copy(value):

@@ -1,13 +1,10 @@
 """Distances of a run of a check from the solution's, link by link: see `dlojz.watch.replay`."""
 
-import inspect
 import math
 
 import torch
 
 from dlojz.runs import records
-from dlojz.training.sharding import own
-from dlojz.watch import auditor, readings
 
 EPS = 2.0**-23  # a rounding of float32
 LARGE = 1e-3  # share of the whole gradient: smaller tensors are only checked for existence
@@ -29,7 +26,6 @@ def every_step(replay, mine, solution) -> records.Every:
         right=[right(*pair) for pair in pairs],
         updates=[settings(u, replay) for u in mine.updates],
         usual=[settings(u, replay) for u in solution.updates],
-        rows=rows(replay, mine),
     )
 
 
@@ -77,79 +73,9 @@ def settings(update, replay) -> records.Settings:
     )
 
 
-def rows(replay, watched: auditor.Watched) -> list[float | None]:
-    """Return the distance of each update's sampled rows from the solution's, in roundings."""
-    found, usual = [], list(readings.states_of(replay.training.optimizer))
-    made = 0  # updates before this one
-    for now, then in zip(watched.updates, watched.updates[1:], strict=False):
-        known = now.rows.shape == then.rows.shape and now.update < len(replay.rates)
-        if known and watched.states == usual:
-            pairs = zip(*(_parts(replay, watched, u.rows) for u in (now, then)), strict=True)
-            found.append(max((_row(replay, now, made, *pair) for pair in pairs), default=0.0))
-        else:
-            found.append(None)
-        made += not skips(now)
-    return found
-
-
 def skips(update) -> bool:
     """Return whether a fused optimizer skipped an update: others are not called then."""
     return update.found_inf is not None and bool(float(update.found_inf))
-
-
-def _row(replay, update, made: int, before, after) -> float:
-    """Return the distance of one row (weight, gradient, states) from the solution's, in roundings.
-
-    made: the number of updates before. Adam counts them even if all gradients were zeros, as in a
-    transformer's first step if its classifier begins with zeros.
-    """
-    # On its device, where a fused optimizer may compute differently from a processor's.
-    before, after = ([part.to(replay.device) for part in parts] for parts in (before, after))
-    (group, *_) = replay.training.optimizer.param_groups
-    found = _row_of(replay, group, update, made, before, after)
-    if found > 1 and group.get("fused"):  # it may have run without fusion
-        found = min(found, _row_of(replay, group | {"fused": False}, update, made, before, after))
-    return found
-
-
-def _row_of(replay, group, update, made: int, before, after) -> float:
-    weight, gradient, *states = before
-    moved, expected = torch.nn.Parameter(weight.clone()), states
-    scale = update.grad_scale
-    gradient = gradient if scale is None else gradient / float(scale)
-    if not skips(update):
-        kind = type(replay.training.optimizer)
-        known = inspect.signature(kind).parameters.keys() - {"params"}
-        settings = {name: group[name] for name in known & group.keys()}
-        settings["lr"] = replay.rates[update.update]
-        optimizer = kind([moved], **settings)
-        keys = readings.states_of(optimizer)
-        if made:
-            kept = {key: state.clone() for key, state in zip(keys, states, strict=True)}
-            if keys != readings.MOMENTUM:
-                kept["step"] = torch.tensor(float(made), device=moved.device)
-            optimizer.state[moved].update(kept)
-        moved.grad = gradient
-        optimizer.step()
-        own_state = optimizer.state[moved]
-        expected = [own_state.get(k, s) for k, s in zip(keys, states, strict=True)]
-    moved = moved.detach()
-    scale = EPS * (weight.abs() + (moved - weight).abs())
-    pairs = zip(after[2:], expected, strict=True)
-    return max(
-        _worst((after[0] - moved).abs(), scale),
-        *(_worst((b - e).abs(), 4 * EPS * (e.abs() + gradient.abs())) for b, e in pairs),
-    )
-
-
-def _parts(replay, watched, rows):
-    """Return (weights, gradients, the optimizer's states) of each sampled row."""
-    found, begin, each = [], 0, 2 + len(watched.states)
-    for name, row in watched.rows:
-        size = own(replay.weights[name])[row].numel()
-        found.append(rows[begin : begin + each * size].view(each, size).unbind())
-        begin += each * size
-    return found
 
 
 def gradients(mine, solution) -> dict:

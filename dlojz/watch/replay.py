@@ -13,8 +13,9 @@ optimizer   the solution's, fed with the trainee's gradients: the weights and mo
 buffers     of batch normalization, after the step
 validation  pixels and labels of each batch; the buffers: those of process 0
 
-The noise of each link is the solution's own, with weights that are off by a rounding error of the
-run's precision. Such an error can turn a ReLU on or off, and the gradients jump: where they are far
+In float32 all links are judged, in other precisions those without the model: there rounding hides
+what the trainer does. The noise of a link is the solution's own, with weights that are off by a
+rounding error. Such an error can turn a ReLU on or off, and the gradients jump: where they are far
 off, the solution repeats the update with other errors, and the nearest of its gradients count. Only
 tensors are taken from the trainee: learning rates, settings and the schedule are the solution's.
 Every number goes into the log; `dlojz.check.audit` judges them.
@@ -42,6 +43,7 @@ from dlojz.watch import auditor, distances, readings, store
 NOISY = 3  # updates whose noise is measured
 USUAL = 1e-4  # the noise of float32's gradients without a kink: ShuffleNet, on a processor
 AGAIN = 6  # repetitions of an update whose gradients are far off
+ROUNDING = 2.0**-24  # of float32: half the distance between neighbours near 1
 FORMATS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -119,14 +121,6 @@ def perturb(model, relative: float, seed: int):
             weight.mul_(1 + relative * noise)
 
 
-def rounding(precision: str | None, device) -> float:
-    """Return the rounding error of a precision: half the distance between neighbours near 1."""
-    known = {"fp16": 2.0**-11, "bf16": 2.0**-8}
-    if device.type == "cuda":  # a processor has no TF32
-        known["tf32"] = 2.0**-11
-    return known.get(precision, 2.0**-24)
-
-
 class Replay:
     """The solution's training, which can be put into any kept state."""
 
@@ -166,28 +160,34 @@ class Replay:
     def update(self, state, steps, noisy: bool) -> records.Update:
         """Return the distance of a trainee's update from the solution's, link by link.
 
+        In 16 bits and TF32 rounding hides most mistakes of the model: there only the optimizer is
+        compared, and a run in float32 has the other links.
+
         steps: the record of every step; noisy: measure the solution's own noise, too.
         """
+        number = state["facts"].update
+        found = self._of_the_model(state, steps, noisy) if self._exact else {}
+        return records.Update(update=number, **found, **self._optimizer(state))
+
+    def _of_the_model(self, state, steps, noisy) -> dict:
         number = state["facts"].update
         first = number * self.args.accumulate
         mine = steps[first : first + self.args.accumulate]
         batches = self._laid_out(self._batches(number), mine)
-        solved = self._step(state, batches)
-        noise = {}
-        if noisy and solved:
-            other = self._step(state, batches, moved=(self._rounding, number))
-            noise = distances.noise(solved, other) if other else {}
-            if noise and self._may_differ and (other := self._without_cudnn(state, batches)):
+        solved, noise = self._step(state, batches), {}
+        if not solved:
+            return {}
+        if noisy and (other := self._step(state, batches, moved=(ROUNDING, number))):
+            noise = distances.noise(solved, other)
+            if self._may_differ and (other := self._without_cudnn(state, batches)):
                 noise = {k: max(v, noise[k]) for k, v in distances.noise(solved, other).items()}
-            self._noises += [noise] if noise else []
-        found = {"update": number}
-        if solved:
-            found |= self._nearest(state, batches, solved)
-            found |= {"buffers": distances.buffers(state["after"]["buffers"], solved["buffers"])}
-            found |= {
-                "outputs": distances.outputs([batch.logits for batch in mine], solved["outputs"])
-            }
-        return records.Update(**found, **noise, **self._optimizer(state))
+            self._noises.append(noise)
+        return {
+            **self._nearest(state, batches, solved),
+            "buffers": distances.buffers(state["after"]["buffers"], solved["buffers"]),
+            "outputs": distances.outputs([batch.logits for batch in mine], solved["outputs"]),
+            **noise,
+        }
 
     def _nearest(self, state, batches, solved) -> dict:
         """Return the gradients' distance from the solution's, or from its nearest repetition.
@@ -197,13 +197,13 @@ class Replay:
         rounding error. A few roundings, as of images normalized in other steps, reach kinks that
         one does not.
         """
-        mine, eps = _unscaled(state), self._rounding
+        mine = _unscaled(state)
         found = distances.gradients(mine, solved["gradients"])
         for again in range(AGAIN):
             if not any(_in_each_process(self._far(found))):
                 break
             seed = 10**6 * (1 + again) + state["facts"].update  # torch takes 32 bits of it
-            if other := self._step(state, batches, moved=(eps * 2 ** (again // 2), seed)):
+            if other := self._step(state, batches, moved=(ROUNDING * 2 ** (again // 2), seed)):
                 found = min(
                     found, distances.gradients(mine, other["gradients"]), key=distances.apart
                 )
@@ -212,7 +212,7 @@ class Replay:
     def _far(self, found) -> bool:
         """Return whether gradients are further off than a single update may be.
 
-        In float32: than the median may be. One of ten comparisons of ShuffleNet on a processor met
+        That is: than the median may be. One of ten comparisons of ShuffleNet on a processor met
         a kink, so two of four updates may, and their median is off, too. And the first noise may,
         which is then no measure for later updates.
         """
@@ -220,11 +220,8 @@ class Replay:
             min((noise[name] for noise in self._noises), default=0.0)
             for name in ("gradients_noise", "gradients_tensor_noise")
         )
-        if self._exact:
-            whole = min(whole, USUAL) if len(self._noises) == 1 else whole
-            whole = records.NOISES * max(whole, records.SAME_LINK)
-        else:
-            whole = max(records.ONE_UPDATE, records.ONE_UPDATE_NOISES * whole)
+        whole = min(whole, USUAL) if len(self._noises) == 1 else whole
+        whole = records.NOISES * max(whole, records.SAME_LINK)
         one = max(records.ONE_WEIGHT, records.ONE_WEIGHT_NOISES * one)
         return not (found["gradients"] <= whole and found["gradients_tensor"] <= one)
 
@@ -370,7 +367,7 @@ class Replay:
         cuDNN's.
         """
         chosen = torch.backends.cudnn.benchmark or getattr(self.args, "compile", "off") != "off"
-        return self._exact and chosen and self.device.type == "cuda"
+        return chosen and self.device.type == "cuda"
 
     def _without_cudnn(self, state, batches) -> dict | None:
         """Return a step with PyTorch's own convolutions and batch normalization.
@@ -386,12 +383,10 @@ class Replay:
             torch.backends.cudnn.enabled = before
 
     @property
-    def _rounding(self):
-        return rounding(getattr(self.args, "precision", None), self.device)
-
-    @property
     def _exact(self):
-        return self._rounding == rounding("fp32", self.device)
+        """Return whether the run computes in float32; a processor has no TF32."""
+        precision = getattr(self.args, "precision", "fp32")
+        return precision == "fp32" or (precision == "tf32" and self.device.type == "cpu")
 
     @property
     def _fused(self):
@@ -478,8 +473,6 @@ class Replay:
         The scale, its size relative to the solution's, is left out of the distance. The loss is
         that of the solution's criterion.
         """
-        if step.too_many:  # its logits were not kept
-            return 0.0, None, None
         if step.gradient is None or len(step.logits) != len(labels):
             return None, None, None
         logits = step.logits.to(self.device).requires_grad_()
