@@ -39,9 +39,8 @@ def entries(step, answers, folder):
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
         name = f"{answer.name}--yours"
-        # Ten of twelve: with eight, a mistake in the last four would be missed once in 495 times.
         mine = series.Entry(name, trainer, flags, reference=usual)
-        found[name] = plan.placed(plan.audited(mine, 10, plan.MIDDLE), {})
+        found[name] = plan.placed(plan.audited(mine, plan.UPDATES, plan.MIDDLE), {})
     return list(found.values())
 
 
