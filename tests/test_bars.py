@@ -9,7 +9,7 @@ import pytest
 from made import EPYC, H100, RESNET
 
 from dlojz import course
-from dlojz.check import bars
+from dlojz.check import bars, exercise
 from dlojz.course import presets
 from dlojz.runs import stats
 
@@ -35,11 +35,11 @@ from dlojz.runs import stats
     ],
 )
 def test_each_hardware_has_its_bar(step, hardware, changes, at_least):
-    assert bars.bar(step, hardware, RESNET | changes).at_least == at_least
+    assert bars.bar(exercise.find(step), hardware, RESNET | changes).at_least == at_least
 
 
 def test_every_bar_has_a_source():
-    assert all(bar.source for bar in bars.BARS)
+    assert all(bar.source for step in exercise.STEPS for bar in exercise.find(step).bars)
 
 
 def recorded_gains(step):
@@ -60,7 +60,9 @@ def recorded_gains(step):
 def test_what_was_recorded_clears_each_bar_by_far(step):
     asked = 0
     for recorded, gain in recorded_gains(step):
-        at_least = bars.bar(step, f"cuda: {recorded.device_name}", recorded.arguments).at_least
+        at_least = bars.bar(
+            exercise.find(step), f"cuda: {recorded.device_name}", recorded.arguments
+        ).at_least
         if at_least is not None:
             asked += 1
             assert gain > 1.1 * at_least, f"{recorded.name}: {gain:.2f} times"
@@ -68,11 +70,14 @@ def test_what_was_recorded_clears_each_bar_by_far(step):
 
 
 def test_of_a_gpu_that_nobody_recorded_no_gain_is_asked_and_that_is_said():
-    bar = bars.bar("02_amp", "cuda: NVIDIA X1", RESNET | {"precision": "fp16"})
+    bar = bars.bar(exercise.find("02_amp"), "cuda: NVIDIA X1", RESNET | {"precision": "fp16"})
     assert bar.at_least is None
     assert bar.source == "no bar is known for NVIDIA X1"
     assert (
-        "sizes" in bars.bar("02_amp", H100, RESNET | {"precision": "fp16", "batch_size": 8}).source
+        "sizes"
+        in bars.bar(
+            exercise.find("02_amp"), H100, RESNET | {"precision": "fp16", "batch_size": 8}
+        ).source
     )
 
 
@@ -110,5 +115,5 @@ def submitted_on_a_gpu(notebook):
 )
 @pytest.mark.parametrize("card", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
 def test_on_a_gpu_a_notebook_checks_a_job_of_which_a_gain_is_asked(notebook, card):
-    bar = bars.bar(notebook, f"cuda: {card}", submitted_on_a_gpu(notebook))
+    bar = bars.bar(exercise.find(notebook), f"cuda: {card}", submitted_on_a_gpu(notebook))
     assert bar.at_least, bar.source

@@ -279,14 +279,14 @@ def speeds(job, *intervals, pairs=None, mechanism=True):
         low, high = next(given)
         shown = stats.Comparison((low * high) ** 0.5, low, high, 0.01, count[-1], stats.FASTER)
         seen = Finding(MECHANISM, "layout", "layout", mechanism, "a", "b", "input")
-        speed = judge._asked(bars.Bar("01_gpu", "", 1.15, "a source"), shown)
+        speed = judge._asked(bars.Bar("", 1.15, "a source"), shown)
         return Verdict("01_gpu", [seen, speed], exercise.hints, shown)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "finished", make)
         patch.setattr(judge, "judge", found)
         patch.setattr("dlojz.check._reached", lambda *_: {})  # there are no runs to read
-        patch.setattr(bars, "bar", lambda *_: bars.Bar("01_gpu", "", 1.15, "a source"))
+        patch.setattr(bars, "bar", lambda *_: bars.Bar("", 1.15, "a source"))
         passed = check("01", job, pairs=pairs).passed
     return count[-1], passed
 
@@ -314,7 +314,7 @@ def test_pairs_that_tell_are_not_doubled(job, asked):
 
 def test_a_gain_just_at_the_bar_passes_in_less_than_5_percent():
     random = np.random.default_rng(0)
-    bar, passed = bars.Bar("01_gpu", "", 1.0, "a source"), 0
+    bar, passed = bars.Bar("", 1.0, "a source"), 0
     for ratios in np.exp(random.normal(0, 0.05, (4000, 12))).tolist():
         low, high = stats.interval(ratios[:6])[1:]
         found = stats.Comparison(1, low, high, 0.01, 6, "")
@@ -641,7 +641,7 @@ def test_a_speed_that_did_not_pass_is_measured_again_by_the_next_check(
     checked_job, monkeypatch, low, high, measured_again
 ):
     """Otherwise a machine that was busy once would refuse this trainer for ever."""
-    bar = bars.Bar("01_gpu", "", 1.15, "a source")
+    bar = bars.Bar("", 1.15, "a source")
     found = stats.Comparison(1.0, low, high, 0.01, 1, "")
     monkeypatch.setattr(judge, "_speed", lambda *_: (found, judge._asked(bar, found)))
     assert check("01", checked_job, pairs=1).passed != measured_again

@@ -365,7 +365,7 @@ SPEED = FASTER, "speed", "speed"
 
 def _speed(exercise, ended, runs, recorded) -> tuple[stats.Comparison | None, Finding]:
     """Return the comparison of the pairs, and the finding on the bar for this hardware."""
-    bar = bars.bar(exercise.step, bars.hardware(runs.reference.setup), runs.arguments)
+    bar = bars.bar(exercise, bars.hardware(runs.reference.setup), runs.arguments)
     known = runs.reference.start.get("instructions") or ["unknown instructions"]
     bar = replace(bar, source=bar.source.format(instructions=", ".join(known)))
     sides = [_of(ended, role) for role in (Role.BEFORE, Role.AFTER)]

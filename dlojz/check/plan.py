@@ -135,7 +135,7 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     known = [*without(flags, exercise.own_flags), *exercise.before_flags]
     hardware = hardware_here(run)
     if pairs is None:
-        bar = bars.bar(exercise.step, hardware, run.start["arguments"])
+        bar = bars.bar(exercise, hardware, run.start["arguments"])
         pairs = 0 if bar.at_least is None else stats.MIN_PAIRS
     precision = audit.precision_of(run, hardware)
     coarse, large = precision in audit.COARSE, bool(audit.too_large(run))

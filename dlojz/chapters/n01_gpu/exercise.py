@@ -7,6 +7,7 @@ on a GPU a short run, has --no-non-blocking as well, which the copies must follo
 
 from dataclasses import replace
 
+from dlojz.check.bars import AMPERE, CPU, HOPPER, RECORDED, RESNETS, SURF, Bar
 from dlojz.check.common import inputs, like, losses, no_brake, words
 from dlojz.check.exercise import MECHANISM, Exercise, Extra, Finding, Runs, State, shown
 
@@ -85,6 +86,11 @@ EXERCISE = Exercise(
     step="01_gpu",
     own_flags={},
     mechanism=mechanism,
+    bars=(
+        Bar(HOPPER, 8.0, f"{RECORDED}/00-* and 01-*", image_size=160, batch_size=16),
+        Bar(AMPERE, 5.0, f"{SURF}; 16 CPU cores: {RECORDED}/00-*", **RESNETS),
+        Bar(CPU, None, "both sides compute on this processor"),
+    ),
     extras=extras,
     errors=(
         (r"no NVIDIA driver|not compiled with CUDA|CUDA is not available", "by-name"),

@@ -3,6 +3,7 @@
 import math
 from operator import attrgetter
 
+from dlojz.check.bars import AMPERE, CPU, FUSED, HOPPER, RECORDED, RESNETS, SURF, Bar
 from dlojz.check.common import alike, finite_momenta, flag, like, no_brake, words
 from dlojz.check.exercise import MECHANISM, SAME, Exercise, Extra, Finding, Runs, Unseen
 
@@ -164,10 +165,26 @@ def extras(on_gpu: bool) -> list[Extra]:
     return [Extra(name, tuple(f"{SMALL} {kinds[name]}".split())) for name in wanted]
 
 
+SLOW_BF16 = (
+    "a processor gains from bf16 only with AVX512_BF16 or AMX: 1.3 times as fast was measured on "
+    "an AMD EPYC that has the first. Without them bf16 was 2 to 2.8 times slower (AVX-512), 20 to "
+    "30 times (AVX2). It depends on the model and its size, too, so none is asked. This processor "
+    "has {instructions}"
+)
+
 EXERCISE = Exercise(
     step="02_amp",
     own_flags={"--precision": 1},
     mechanism=mechanism,
+    bars=(
+        Bar(
+            *(HOPPER, 1.5, f"{FUSED}/03-*-nchw-*; VGG-19: {RECORDED}"),
+            **{"precision": "tf32|16"} | RESNETS,
+        ),
+        Bar(AMPERE, 1.3, SURF, precision="tf32|16", **RESNETS),
+        Bar(CPU, None, SLOW_BF16, precision="bf16"),
+        Bar(CPU, None, "a processor has no tensor cores", precision="fp16|tf32|fp32"),
+    ),
     extras=extras,
     errors=(
         (r"unrecognized arguments: .*--precision", "flag"),

@@ -1,5 +1,6 @@
 """03_channels_last: weights, images and activations in channels_last."""
 
+from dlojz.check.bars import CPU, FUSED, HOPPER, LARGE, RECORDED, Bar
 from dlojz.check.common import alike, flag, inputs, like, no_brake, words
 from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs
 
@@ -82,6 +83,28 @@ EXERCISE = Exercise(
     step="03_channels_last",
     own_flags={"--channels-last": 0, "--no-channels-last": 0},
     mechanism=mechanism,
+    bars=(
+        Bar(HOPPER, 1.15, f"{FUSED}/03-*", precision="16", **LARGE),
+        Bar(
+            *(HOPPER, None),
+            "with fewer than 256 images of 224 px a step may be launch-bound: 1.30 to 1.85 times "
+            f"as fast was recorded with 64 and 128, {FUSED}/03-*",
+            **{"precision": "16", "model": "resnet"},
+        ),
+        Bar(
+            *(HOPPER, 1.15, f"{RECORDED}/03-vgg19*, unfused"),
+            **{"precision": "16", "model": "vgg", "image_size": 160, "batch_size": 64},
+        ),
+        Bar(
+            *(CPU, 1.0),
+            "at 128 px and above a processor may get faster; it must not get slower",
+            **{"precision": "fp32", "image_size": 128, "not_slower": True},
+        ),
+        Bar(
+            *(CPU, None),
+            "below 128 px a processor gains little: 0.93 to 1.09 times as fast at 64 px",
+        ),
+    ),
     extras=extras,
     first_hints=("eights", *WORK_FIRST),
     errors=(

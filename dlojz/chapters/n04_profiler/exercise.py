@@ -1,5 +1,6 @@
 """04_profiler: a trace of a few steps of the training, and no profiler in any other step."""
 
+from dlojz.check.bars import Bar
 from dlojz.check.common import flag, like, no_brake
 from dlojz.check.exercise import MECHANISM, Exercise, Extra, Finding, Runs, Unseen
 from dlojz.runs import log
@@ -103,6 +104,7 @@ EXERCISE = Exercise(
     step="04_profiler",
     own_flags={"--profile": 0, "--no-profile": 0},
     mechanism=mechanism,
+    bars=(Bar("", None, "a profiler makes nothing faster"),),
     extras=extras,
     errors=(
         (r"unrecognized arguments: .*--(no-)?profile", "flag"),

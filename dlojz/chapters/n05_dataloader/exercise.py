@@ -2,6 +2,7 @@
 
 import math
 
+from dlojz.check.bars import CPU, Bar
 from dlojz.check.common import alike, no_brake
 from dlojz.check.exercise import MECHANISM, SAME, Exercise, Extra, Finding, Runs, Unseen, shown
 
@@ -145,6 +146,13 @@ EXERCISE = Exercise(
     step="05_dataloader",
     own_flags={},
     mechanism=mechanism,
+    bars=(
+        Bar(
+            *(CPU, 1.0),
+            "a processor that also loads gains less than its loader; it must not get slower",
+            **{"model": "shufflenet", "image_size": 64, "batch_size": 32, "not_slower": True},
+        ),
+    ),
     extras=extras,
     first_hints=(),  # mistakes in loading come before their consequences
     errors=(

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+from dlojz.check.bars import CPU, HOPPER, LARGE, Bar
 from dlojz.check.common import alike, no_brake, words
 from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs, Unseen
 from dlojz.runs.folder import group_file
@@ -209,6 +210,10 @@ EXERCISE = Exercise(
     own_flags={},
     processes=2,
     mechanism=mechanism,
+    bars=(
+        Bar(HOPPER, 0.9, "reference/h200/06-*; GPUs of one node", **LARGE),
+        Bar(CPU, None, "the processes share one processor"),
+    ),
     extras=extras,
     recorded=("h200/06-resnet50-bf16-x1-1.jsonl", "h200/06-resnet50-bf16-x2-1"),
     # The division of the images comes before their order.

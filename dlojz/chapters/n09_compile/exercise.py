@@ -4,6 +4,7 @@ import re
 import statistics
 
 from dlojz.chapters.n09_compile.breakeven import BreakEven
+from dlojz.check.bars import CPU, FUSED, HOPPER, LARGE, Bar
 from dlojz.check.common import alike, flag, like, no_brake
 from dlojz.check.exercise import (
     FASTER,
@@ -165,6 +166,13 @@ EXERCISE = Exercise(
     step="09_compile",
     own_flags={"--compile": 1},
     mechanism=mechanism,
+    bars=(
+        Bar(
+            *(HOPPER, 1.2, f"{FUSED}/09-ladder-*: 1.43 times as fast"),
+            **LARGE | {"precision": "bf16", "model": "resnet50$"},
+        ),
+        Bar(CPU, None, "on a processor a compiler gains little; the notebook measures it"),
+    ),
     extras=extras,
     first_hints=WORK_FIRST,
     small="--model squeezenet1_1 --image-size 32 -b 8",

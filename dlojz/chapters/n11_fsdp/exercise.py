@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from functools import partial
 
+from dlojz.check.bars import Bar
 from dlojz.check.common import alike, flag, like, no_brake, words
 from dlojz.check.exercise import (
     FASTER,
@@ -298,6 +299,7 @@ EXERCISE = Exercise(
     own_flags={"--sharding": 1, "--checkpointing": 1, "--optimizer": 1},
     processes=2,
     mechanism=mechanism,
+    bars=(Bar("", None, "sharding sends more, and makes nothing faster"),),
     extras=extras,
     beside={DDP: ("--sharding", "ddp")},
     second=smaller,
