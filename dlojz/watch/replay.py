@@ -454,10 +454,14 @@ class Replay:
         after, found = state["after"]["optimizer"], []
         for name, weight in self.weights.items():
             for key, momentum in self.training.optimizer.state[weight].items():
-                if torch.is_tensor(momentum) and f"{name} {key}" in after:
+                if torch.is_tensor(momentum) and momentum.ndim:  # not a number of steps
                     found.append((name, key, own(momentum).to(self.device)))
         expected = [momentum for _, _, momentum in found]
-        there = [after[f"{name} {key}"].to(momentum) for name, key, momentum in found]
+        nothing = torch.zeros(1)  # of momenta that the trainee has dropped by then
+        there = [
+            after.get(f"{name} {key}", nothing).to(momentum).expand_as(momentum)
+            for name, key, momentum in found
+        ]
         off = distances.minus(there, expected)
         for i in distances.not_zero(off):
             name, key, momentum = found[i]
