@@ -19,6 +19,7 @@ from dlojz.check import CheckError, bars, common, ending, judge, run
 from dlojz.check import exercise as exercises
 from dlojz.check.exercise import FASTER, PARTS, SAME, Finding, Runs, State
 from dlojz.check.verdict import Verdict
+from dlojz.launch import series
 from dlojz.runs import log, records, stats
 
 PASSED, FAILED, NOT_ASKED, UNMEASURED = State
@@ -458,7 +459,7 @@ def test_what_is_wrong_in_the_job_itself_is_named_before_what_follows(key, hint,
 def test_what_an_epoch_shows_has_a_hint_if_nothing_else_has(others, told):
     found = Finding(SAME, "all-steps", "", FAILED, "", "", "images")
     beside = [Finding(SAME, "another", "", state, "", "", hint) for hint, state in others]
-    *rest, epochs = judge._own_hints_first([*beside, found])
+    *rest, epochs = judge._causes_first(exercises.find("02_amp"), [*beside, found])
     assert (epochs.hint, rest) == (told, beside)
 
 
@@ -684,3 +685,39 @@ def test_a_full_disk_says_nothing_about_the_trainer(tmp_path):
         CheckError, match=r"says nothing about your trainer: there was no room.*du -s"
     ):
         run.refuse(made.ended({"yours": folder}))
+
+
+# Causes come before their consequences ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rates", "hint"), [([0.1] * 10, "unscale"), ([0.1] * 5 + [0.2] * 5, "rate")]
+)
+def test_a_consequence_speaks_only_if_its_cause_is_right(tmp_path, rates, hint):
+    """As of the linear scaling rule, which changes the losses of an update's batches as well."""
+    exercise, folders = made_runs(tmp_path, "02")
+    norm = Finding(SAME, "norm-fp16", "norm of the gradients", State.FAILED, "2", "1", "unscale")
+    exercise = dataclasses.replace(exercise, mechanism=lambda runs: [norm])
+
+    def change(event):
+        updates = [
+            u | {"lr": [rate], "lr_off": abs(rate - 0.1)}
+            for u, rate in zip(event["every"]["updates"], rates, strict=True)
+        ]
+        return event | {"every": event["every"] | {"updates": updates}}
+
+    in_replays(folders, change)
+    found = judge.judge(exercise, made.ended(folders), judge.Standards())
+    assert found.hint_key == hint
+    if hint == "rate":
+        (row,) = [f for f in found.failing if f.key == "rate"]
+        assert (row.yours, row.expected) == ("0.2 in update 5", "0.1")
+
+
+def test_a_run_that_took_too_long_is_not_held_against_the_trainer(tmp_path):
+    """The machine may have been busy. A process that waits for another has a hint of its own."""
+    exercise, folders = made_runs(tmp_path, "02")
+    (folders["yours"] / "exit_code").write_text(f"{series.TOO_LONG}")
+    found = judge.judge(exercise, made.ended(folders), judge.Standards())
+    assert FAILED not in [found.part(part) for part in PARTS]
+    assert (found.passed, found.hint_key) == (False, "busy")

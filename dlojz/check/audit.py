@@ -219,14 +219,13 @@ def _criterion(runs):
     _, worst, step = max(bad)
     ok = all(share <= 1 for share, _, _ in bad)
     if ok and (scaled := next(filter(None, map(_scaled, runs)), None)):
-        asked = f"as large as the solution's, within {max(SCALE[r.precision] for r in runs):.2%}"
-        return _finding("criterion", False, scaled, asked, "criterion")
+        return _finding("criterion", False, *scaled, "criterion")
     asked = f"at most {tolerance:g} of the solution's, in every step"
     return _finding("criterion", ok, _where(worst, step), asked, "criterion")
 
 
 def _scaled(run):
-    """Return the scale of the loss's gradient relative to the solution's, in words; "" if equal.
+    """Return the size of the loss's gradient and the solution's, in words; None if they are equal.
 
     A trainer may divide by the accumulated steps or by the processes elsewhere, or have a scaler
     where none is needed.
@@ -237,10 +236,12 @@ def _scaled(run):
     for step, scale in enumerate(run.every.scales):
         if scale is None or not math.isfinite(scale):
             continue  # another finding
-        shares = [_without_scaler(scale / one, run.precision) for one in usual]
-        if min(abs(share - 1) for share in shares) > SCALE[run.precision]:
-            return f"{scale:.3g} times in step {step}"
-    return ""
+        near = min(usual, key=lambda one: abs(_without_scaler(scale / one, run.precision) - 1))
+        if abs(_without_scaler(scale / near, run.precision) - 1) > SCALE[run.precision]:
+            text, asked = _told(scale, near)
+            within = f"within {SCALE[run.precision]:.2%}"
+            return f"{text} times the solution's in step {step}", f"{asked} times, {within}"
+    return None
 
 
 def _without_scaler(share, precision):
@@ -250,9 +251,23 @@ def _without_scaler(share, precision):
 
 
 def _rate(runs):
-    worst, step = _worst([[u.lr_off for u in run.every.updates] for run in runs])
-    asked = f"off by at most {RATE:g}, in every update"
-    return _finding("rate", worst <= RATE, _where(worst, step, "update"), asked, "rate")
+    for run in runs:
+        for mine, usual in zip(run.every.updates, run.every.usual, strict=False):
+            if not mine.lr_off <= RATE:
+                expected = usual.lr[0]  # of all its weights
+                furthest = max(mine.lr, key=lambda rate: abs(rate - expected))
+                text, asked = _told(furthest, expected)
+                return _finding("rate", False, f"{text} in update {mine.update}", asked, "rate")
+    return _finding("rate", True, "the solution's", "the solution's")
+
+
+def _told(mine: float, expected: float) -> tuple[str, str]:
+    """Return two numbers as text, with as many digits as show their difference."""
+    for digits in (3, 6, 12, 17):
+        both = f"{mine:.{digits}g}", f"{expected:.{digits}g}"
+        if both[0] != both[1]:
+            break
+    return both
 
 
 def _settings(runs):
@@ -352,6 +367,7 @@ def _link(updates, key):
     most = records.NOISES * max(noise, records.SAME_LINK)
     single = max(records.ONE_UPDATE, records.ONE_UPDATE_NOISES * noise)
     text = f"off by {middle:.2g} of their size in the median, {worst:.2g} at worst"
+    text = "not a number" if math.isinf(worst) else text
     asked = f"at most {most:.2g}, the solution's own noise is {noise:.2g}"
     return [_finding(key, middle <= most and worst <= single, text, asked, key)]
 
@@ -379,11 +395,13 @@ def _buffers(updates):
 
 def _optimizer(updates):
     worst = max(updates, key=lambda u: u.optimizer_roundings)
-    roundings = worst.optimizer_roundings
+    roundings, share = worst.optimizer_roundings, worst.optimizer_share
     name = f", {worst.optimizer_worst}" if worst.optimizer_worst else ""
-    text = f"{roundings:.3g} roundings in update {worst.update}{name}"
-    asked = f"at most {ROUNDINGS} roundings from the solution's optimizer"
-    return _finding("optimizer", roundings <= ROUNDINGS, text, asked, "update")
+    ok = roundings <= ROUNDINGS
+    off = f"{roundings:.3g} roundings" if ok else f"off by {share:.2g} of the step"
+    text = f"{off} in update {worst.update}{name}" if roundings else "the same"
+    asked = f"the solution's, within {ROUNDINGS} roundings"
+    return _finding("optimizer", ok, text, asked, "update")
 
 
 def losses(mine: log.Run, reference: log.Run) -> Finding:

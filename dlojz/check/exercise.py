@@ -166,6 +166,7 @@ class Exercise:
     same_hardware: bool = True
     processes: int = 1  # at least this many are needed to judge a run
     recorded: tuple[str, str] | None = None  # before and after, in reference/
+    follows: tuple[str, ...] = ()  # keys of its findings that follow from a wrong update
     bars: tuple[Bar, ...] = ()  # the speed-up to reach, by hardware: the first that fits counts
     hint_of: Mapping[str, str] = field(default_factory=dict)  # by key, for findings that all share
     of_files: bool = False  # the step is about loading, so a run may wait for its images

@@ -76,7 +76,7 @@ def judge(
         _work(ended, runs),
         *mechanism,
     ]
-    findings = _own_hints_first(findings)
+    findings = _causes_first(exercise, findings)
     seen = any(f.fails and f.key != "audit" for f in findings)
     findings += [replace(f, hint=None) if seen else f for f in broken]
     findings += exercise.second(runs)
@@ -241,6 +241,9 @@ def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
     if end.how == ending.How.OUT_OF_MEMORY and key != "job":
         room = "room for what the check keeps beside it: submit with a smaller -b"
         return Finding(*which, State.UNMEASURED, end.text, room, hint)
+    if end.cause == ending.Cause.TOO_LONG and key != "job" and hint != exercise.waited:
+        asked = "its end: check again when nothing else runs"
+        return Finding(*which, State.UNMEASURED, end.text, asked, "busy")
     expected = f"completed, with {flags}" if flags else "completed"
     return Finding(*which, State.FAILED, end.text, expected, hint)
 
@@ -299,17 +302,21 @@ def _extras(exercise):
 
 
 OF_EPOCHS = ("epochs", common.ALL_STEPS)  # keys
+# The links of an update, up to the gradients.
+LINKS = {"settings", "rate", "rates", "images", "drawn", "labels", "pixels", "criterion", "frozen"}
+LINKS |= {"missing", "outputs", "gradients", "tensors"}
 
 
-def _own_hints_first(findings) -> list[Finding]:
-    """Return findings in which a short run's epochs have a hint only if nothing else has one.
+def _causes_first(exercise, findings) -> list[Finding]:
+    """Return findings in which a consequence has no hint if its cause has one.
 
-    They also catch mistakes that begin at step 1, with a less specific hint.
+    A short run's epochs also catch mistakes that begin at step 1, with a less specific hint. And an
+    exercise's own looks at norms and losses follow from the links of the update.
     """
-    others = {f.hint for f in findings if f.state == State.FAILED and f.key not in OF_EPOCHS}
-    if not others - {None, "later"}:
-        return findings
-    return [replace(f, hint=None) if f.key in OF_EPOCHS else f for f in findings]
+    failed = {f.key: f.hint for f in findings if f.state == State.FAILED}
+    others = {hint for key, hint in failed.items() if key not in OF_EPOCHS} - {None, "later"}
+    silent = {*(OF_EPOCHS if others else ())} | {*(exercise.follows if LINKS & {*failed} else ())}
+    return [replace(f, hint=None) if f.key in silent else f for f in findings]
 
 
 def _hint(finding, instead: str | None) -> str | None:

@@ -176,6 +176,7 @@ EXERCISE = Exercise(
     step="02_amp",
     own_flags={"--precision": 1},
     mechanism=mechanism,
+    follows=("norm-fp16", "norm-fp32"),
     bars=(
         Bar(
             *(HOPPER, 1.5, f"{FUSED}/03-*-nchw-*; VGG-19: {RECORDED}"),

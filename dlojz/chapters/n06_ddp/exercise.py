@@ -210,6 +210,7 @@ EXERCISE = Exercise(
     own_flags={},
     processes=2,
     mechanism=mechanism,
+    follows=("mean",),
     bars=(
         Bar(HOPPER, 0.9, "reference/h200/06-*; GPUs of one node", **LARGE),
         Bar(CPU, None, "the processes share one processor"),

@@ -299,6 +299,7 @@ EXERCISE = Exercise(
     own_flags={"--sharding": 1, "--checkpointing": 1, "--optimizer": 1},
     processes=2,
     mechanism=mechanism,
+    follows=("clip",),
     bars=(Bar("", None, "sharding sends more, and makes nothing faster"),),
     extras=extras,
     beside={DDP: ("--sharding", "ddp")},
