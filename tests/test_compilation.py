@@ -223,8 +223,7 @@ def priced(folder, monkeypatch, gain, pairs=True, seconds=300.0):
     monkeypatch.setitem(judged.ASKED, "09", asked)
     exercise, folders = judged.made_runs(folder, "09", gain)
     if not pairs:
-        folders = {n: f for n, f in folders.items() if n in ("solution", "band-1", "after-1")}
-        folders["float32"] = folder / "float32"
+        folders = {n: f for n, f in folders.items() if n in ("solution", "float32", "yours")}
     for name in folders:
         seen = [compiled(2) | {"seconds": seconds}] if seconds else []
         made._add(folders[name], when="compilation", seen=seen, graphs=1)

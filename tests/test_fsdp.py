@@ -189,14 +189,10 @@ def test_no_weight_but_the_biases_begins_with_zeros():
 # The memory that a verdict asks for --------------------------------------------------------------
 
 
-def process(held, peak=None, audited=False):
-    """The log of a process that holds these bytes, with this peak on a GPU.
-
-    An auditor, if there is one, keeps as much beside it.
-    """
-    memory = {"device_peak_bytes": 2 * peak if audited else peak} if peak else {}
+def process(held, peak=None):
+    """The log of a process that holds these bytes, with this peak on a GPU."""
+    memory = {"device_peak_bytes": peak} if peak else {}
     run = SimpleNamespace(share=records.Share(held={"parameters": held}), memory=memory)
-    run.audit = records.Audit(peak_bytes=peak) if audited else None
     run.ranks = [run, run]
     return run
 
@@ -215,8 +211,8 @@ def test_a_process_holds_its_share_and_its_gpu_less_than_with_ddp(
     held, peak, full, out_of_memory, states
 ):
     whole = exercises.Beside(process(0 if out_of_memory else 100, full), out_of_memory)
-    mine = process(held, peak, audited=True)
-    runs = exercises.Runs(mine, process(50, peak), beside={exercise.DDP: whole})
+    audited, job = process(held, peak and 2 * peak), process(held, peak)
+    runs = exercises.Runs(audited, process(50, peak), beside={exercise.DDP: whole}, job=job)
     assert [finding.state for finding in exercise.smaller(runs)] == states
 
 

@@ -284,7 +284,9 @@ def test_the_board_is_read_by_teachers_only(ann, bob, site):
     site.run(block("install -d"))
     folder, dlojz = CACHE / "class", f"{CACHE}/env/bin/dlojz"
     words = [dlojz, "share", str(folder), "--as", "fox", "--yes"]
-    ann.run(f"import subprocess; subprocess.run({words})")
+    run = f"subprocess.run({words}, capture_output=True, text=True)"
+    said = ann.run(f"import subprocess; done = {run}; print(done.returncode, done.stderr)")
+    assert said == "0 \n", said
     (file,) = folder.iterdir()
     look = ["env", f"DLOJZ_ROOT={CACHE}/course", dlojz, "class", folder]
     assert_denied(bob, ["ls", folder], ["cat", file], ["rm", "-f", file], look)

@@ -16,8 +16,8 @@ EPOCHS = [  # two, of two batches and of one
 ]
 
 
-def rank(epochs=EPOCHS, losses=(2.0, 1.0, 4.0, 3.0), train=TRAIN, val=VAL):
-    steps = log.Steps(loss=array("d", losses))
+def rank(epochs=EPOCHS, losses=(2.0, 1.0, 4.0, 3.0), train=TRAIN, val=VAL, images=(8, 8, 8, 4)):
+    steps = log.Steps(loss=array("d", losses), images=array("q", images))
     met = records.Audit(met={"train": train, "val": val})
     return log.Run("mine", epochs=epochs, steps=steps, audit=met)
 
@@ -53,6 +53,8 @@ def test_an_epoch_that_is_not_the_mean_of_its_batches_is_refused(epoch, change):
 def test_a_loss_that_is_not_the_steps_own_is_refused():
     found = reported.finding([rank(losses=(2.0, 1.5, 4.0, 3.0))])
     assert (found.state, found.yours) == (State.FAILED, "loss of step 1: 1.5")
+    found = reported.finding([rank(images=(8, 8, 16, 4))])
+    assert (found.state, found.yours) == (State.FAILED, "images of step 2: 16")
 
 
 def test_the_learning_rates_in_the_log_are_the_solutions():
