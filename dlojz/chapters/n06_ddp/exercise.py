@@ -70,7 +70,7 @@ def _accumulates(mine, reference, dealt):
         *pair,
         (SAME, "accumulate", "updates of 7 batches, 2 each", _updates, "accumulate"),
         (SAME, "deal", "images of batches that accumulate", _drawn, "deal" if dealt else None),
-        (MECHANISM, "rate", "learning rate at the end", _last_rate, "schedule"),
+        (MECHANISM, "last-rate", "learning rate at the end", _last_rate, "schedule"),
         (MECHANISM, "no-sync", "reduced where no update follows", _reduced, "no-sync"),
     )
     # If gradients are not exchanged, the losses differ for that reason.
@@ -210,7 +210,7 @@ EXERCISE = Exercise(
     own_flags={},
     processes=2,
     mechanism=mechanism,
-    follows=("mean",),
+    follows=("mean", "last-rate"),
     bars=(
         Bar(HOPPER, 0.9, "reference/h200/06-*; GPUs of one node", **LARGE),
         Bar(CPU, None, "the processes share one processor"),
