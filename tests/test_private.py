@@ -42,7 +42,6 @@ def without(monkeypatch):
         ("compile_counters", (), {}),
         ("on_compilations", (print, print), None),
         ("draw_as_eager", (), None),
-        ("copy_all", ([torch.zeros(2)], ONES[:1]), [torch.ones(2)]),
         ("copies", (ONES,), ONES),
         ("norms", ([torch.ones(4)],), [torch.tensor(2.0)]),
         ("is_profiling", (), False),
@@ -117,9 +116,6 @@ def test_leaves_are_found_in_a_tree():
 
 
 def test_many_tensors_are_copied_and_measured_at_once():
-    into = [torch.zeros(2), torch.zeros(3)]
-    private.copy_all(into, ONES)
-    assert all(map(torch.equal, into, ONES))
     (copy, _), (norm, _) = private.copies(ONES), private.norms(ONES)
     assert copy.data_ptr() != ONES[0].data_ptr()
     assert norm == pytest.approx(2**0.5)

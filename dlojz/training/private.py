@@ -247,12 +247,6 @@ def copies(tensors: list) -> list:
     return named("torch:_foreach_mul", "a quick copy of many tensors")(tensors, 1)
 
 
-@otherwise(lambda into, source: [a.copy_(b) for a, b in zip(into, source, strict=True)])
-def copy_all(into: list, source: list):
-    """Copy tensors into others by one call; without it the host needs more time."""
-    named("torch:_foreach_copy_", "a quick copy of many tensors")(into, source)
-
-
 @otherwise(lambda tensors: [tensor.norm() for tensor in tensors])
 def norms(tensors: list) -> list:
     """Return the norm of each by one call; without it the host needs more time."""
