@@ -89,7 +89,7 @@ class Run:
         self.chrono.start()
 
     def steps(self, count, durations=(0.04, 0.001, 0.02, 0.03, 0.005), slower=10):
-        """Train; the device works so many times as long as the host asks for it."""
+        """Train. slower: the time of the device, as a multiple of the host's."""
         self.chrono.next_iter()
         for i in range(count):
             self.clock.now += durations[0]
@@ -374,7 +374,7 @@ def test_the_witness_leaves_the_last_step_to_a_profiler_that_wants_it(actions, b
     run.steps(6)
     run.chrono.stop()
     assert witness.told.count("begins") == begins
-    assert witness.told[-1] == actions[:6], "it is told what the profiler did"
+    assert witness.told[-1] == actions[:6], "the witness hears of the profiler's actions"
 
 
 def test_the_phases_are_ranges_of_the_profilers_trace():

@@ -1,7 +1,7 @@
 """The comparison with the solution's training, step by step, from audited runs and replays.
 
-`dlojz.watch.auditor` records a run, `dlojz.watch.replay` repeats some of its updates with the
-solution. Both log numbers; here they meet their tolerances.
+`dlojz.watch.auditor` records a run, `dlojz.watch.replay` repeats its updates with the solution.
+Both log numbers; here they meet their tolerances.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlojz.check.exercise import SAME, Finding, State
-from dlojz.runs import derived, log, records
+from dlojz.runs import log, records
 
 AUDITED = 8  # updates that are done again, at least
 TOO_SHORT = "too-short"  # the hint
@@ -35,9 +35,6 @@ ROUNDINGS = 8
 BUFFERS = 1e-5  # statistics that were not updated are 5e-2, the mean of two processes' 2e-3
 LOSSES = "losses"  # the key, and the hint
 EVALUATION = "evaluation"  # the hint
-# The share that may be missing from the sum of the Chronometer's marks: a busy machine can hold a
-# process between two marks.
-CHRONOMETER, CHRONOMETER_S = 0.10, 0.010
 
 EACH_STEP = ("images", "pixels", "criterion", "scales")  # fields of a replay
 LABELS = {  # of the findings, by key
@@ -62,7 +59,6 @@ LABELS = {  # of the findings, by key
     "val-buffers": "batch statistics of the validation",
     "val-labels": "labels of the validation",
     "val-pixels": "pixels of the validation",
-    "marks": "Chronometer's speed",
 }
 
 
@@ -476,54 +472,6 @@ def _losses(run):
 def _away(loss, expected):
     away = abs(loss - expected) / abs(expected)
     return math.inf if math.isnan(away) else away
-
-
-def speed(runs: Sequence[log.Run]) -> list[Finding]:
-    """Return a finding on the speed that the Chronometer logged in timed runs: it was measured."""
-    found = [_speed_of(run) for run in runs if run.stopwatch.windows]
-    return [f for f in found if f.fails][:1] or found[:1]
-
-
-def _speed_of(run):
-    windows = run.stopwatch.windows
-    images, wall_s = (sum(w[name] for w in windows) for name in ("images", "wall_s"))
-    # A busy machine may hold a process between the stopwatch's mark and the Chronometer's.
-    slack_s = CHRONOMETER * wall_s + CHRONOMETER_S
-    asked = f"{images / wall_s:,.0f} images/s, as the check's own clock measured"
-    logged = _logged(run, windows)
-    if logged is None:
-        return _finding("marks", False, "nothing", asked, "marks")
-    counted, least_s, most_s = logged
-    ok = counted == images and least_s - slack_s <= wall_s <= most_s + slack_s
-    return _finding("marks", ok, f"{counted / least_s:,.0f} images/s", asked, "marks")
-
-
-def _logged(run, windows):
-    """Return images and seconds of these windows by the Chronometer; None if it measured nothing.
-
-    Its windows are not quite the stopwatch's. So the time is that from one forward pass to another,
-    summed over its steps. The stopwatch comes after the Chronometer's mark, and a busy machine may
-    hold a process between them: then the forward pass at which a window closes is longer than
-    usual, and the seconds are known between two bounds.
-    """
-    spans, own = ([_steps(w) for w in some] for some in (windows, run.windows))
-    if not own or max(span.stop for span in spans + own) > len(run.steps):
-        return None
-    times = derived.step_times(run)[1]
-    steps_s = sum(times.values()) / 1000
-    computing_s = (times["forward"] + times["backward"] + times["update"]) / 1000
-    forward_s = [*steps_s.cumsum() - computing_s, steps_s.sum()]
-    forward_ms = times["forward"]
-    held_s = [*(forward_ms - statistics.median(forward_ms)).clip(min=0) / 1000, 0.0]
-    seconds = sum(forward_s[s.stop] - forward_s[s.start] for s in spans)
-    # A window of the Chronometer's may not take less time than its steps.
-    shares = [w["wall_s"] / steps_s[s].sum() for w, s in zip(run.windows, own, strict=True)]
-    most_s = (seconds + sum(held_s[s.stop] for s in spans)) * min(1.0, *shares)
-    return sum(sum(run.steps.images[span]) for span in spans), seconds, most_s
-
-
-def _steps(window):
-    return slice(window["first_step"], window["first_step"] + window["steps"])
 
 
 def _finding(key, ok, yours, expected, hint=None, **words):

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlojz.check import audit, bars, common, ending, reported, work
+from dlojz.check import audit, bars, common, ending, reported, speed, work
 from dlojz.check.ending import EndedRun, Role
 from dlojz.check.exercise import (
     FASTER,
@@ -83,7 +83,7 @@ def judge(
     name = exercise.second_name
     if not timed:
         return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints, second_name=name)
-    findings += audit.speed([run.log for run in _of(ended, Role.AFTER)])
+    findings += speed.finding([run.log for run in _of(ended, Role.AFTER)])
     comparison, faster = _speed(exercise, ended, runs, standards.recorded)
     price = exercise.price(_timed(ended, comparison, standards.job))
     # A single pair has no spread to warn about, and the caller asked for no more.
