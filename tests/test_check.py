@@ -261,7 +261,7 @@ def test_in_a_terminal_the_exit_code_tells(checked_job, course_folder, capsys):
     assert cli.main(["check", "99"]) == 2
 
 
-PASSED, FAILED, NOT_ASKED, UNMEASURED = State
+PASSED, FAILED, NOT_ASKED, UNMEASURED, OPEN = State
 
 
 def speeds(job, *intervals, pairs=None, mechanism=True):

@@ -22,7 +22,7 @@ from dlojz.check.verdict import Verdict
 from dlojz.launch import series
 from dlojz.runs import log, records, stats
 
-PASSED, FAILED, NOT_ASKED, UNMEASURED = State
+PASSED, FAILED, NOT_ASKED, UNMEASURED, OPEN = State
 
 
 def speed(step, folders, run):
@@ -84,8 +84,8 @@ GAIN = bars.Bar("", 1.5, "a source")
         (GAIN, 1.1, 1.9, UNMEASURED, True),
         (NOT_SLOWER, 0.98, 1.1, PASSED, False),
         (NOT_SLOWER, 0.65, 0.96, FAILED, False),
-        (NOT_SLOWER, 0.65, 1.48, NOT_ASKED, True),
-        (NOT_SLOWER, 0.30, 0.99, UNMEASURED, True),
+        (NOT_SLOWER, 0.65, 1.48, OPEN, True),
+        (NOT_SLOWER, 0.30, 0.99, OPEN, True),
     ],
 )
 def test_an_interval_that_includes_the_bar_is_open_and_no_green_tick(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dlojz import course, launch
-from dlojz.check import exercise
+from dlojz.check import bars, exercise, judge
 from dlojz.check.exercise import FASTER, MECHANISM, SAME, Finding, State
 from dlojz.check.judge import SPEED
 from dlojz.check.verdict import Verdict
@@ -121,11 +121,33 @@ def test_a_verdict_names_its_job(tmp_path):
     assert "job 0012" in found._repr_html_()
 
 
-def test_what_is_open_is_no_green_tick_and_not_called_unasked():
-    asked = Finding(SAME, "images", "images", True, "1", "1")
-    speed = Finding(FASTER, "speed", "not slower", State.NOT_ASKED, "open", "-", "speed", open=True)
-    found = verdict(asked, speed)
+def test_where_only_no_loss_is_asked_an_open_speed_passes_and_the_headline_says_so():
+    right = Finding(SAME, "images", "images", True, "1", "1")
+    shown = stats.Comparison(1.02, 0.83, 1.22, 0.03, 12, stats.NO_DIFFERENCE)
+    speed = judge._asked(bars.Bar("", 1.0, "a source", not_slower=True), shown)
+    found = verdict(right, speed)
     assert found.passed
-    assert "  ? faster (open)" in repr(found)
-    assert "(open)" in found._repr_html_()
-    assert "faster (nothing asked" not in repr(found) + found._repr_html_()
+    assert found.hint_key is None
+    assert repr(found).startswith("02_amp: passed, speed not measured\n")
+    for text in (repr(found), found._repr_html_()):
+        assert "? faster (not measured)" in text
+        assert "not measured: 1.02 times as fast (95 % interval 0.83 to 1.22, 12 pairs)" in text
+        assert "faster (nothing asked" not in text
+    assert ">passed, speed not measured</span>" in found._repr_html_()
+    told = found.to_dict()
+    assert (told["passed"], told["headline"]) == (True, "passed, speed not measured")
+    assert told["parts"][FASTER] == "open"
+
+
+def test_where_a_gain_is_asked_an_open_speed_has_not_passed_and_the_next_line_says_what_to_do():
+    right = Finding(SAME, "images", "images", True, "1", "1")
+    shown = stats.Comparison(1.26, 1.10, 1.45, 0.03, 12, stats.FASTER)
+    found = verdict(right, judge._asked(bars.Bar("", 1.15, "a source"), shown))
+    assert not found.passed
+    assert found.hint_key == "open"
+    assert "not measured: 1.26 times as fast" in repr(found)
+    for text in (repr(found), found._repr_html_()):
+        assert "Close other programs, then check again" in text
+    assert found.to_dict()["headline"] == "not yet"
+    wrong = Finding(MECHANISM, "layers", "dtype", False, "float32", "bfloat16", "autocast")
+    assert verdict(wrong, *found.findings).hint_key == "autocast"

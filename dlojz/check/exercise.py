@@ -34,6 +34,7 @@ class State(StrEnum):
     FAILED = "failed"
     NOT_ASKED = "not asked"
     UNMEASURED = "unmeasured"
+    OPEN = "open"  # measured, and too uncertain to tell; where no gain is asked, it passes
 
     @property
     def fails(self) -> bool:

@@ -14,9 +14,10 @@ from dlojz.runs.reached import Reached
 from dlojz.table import BAD_INK, GOOD_INK, PAPER, QUIET_INK
 
 AGAIN = "(Ask again for more.)"
-WORST_FIRST = (State.FAILED, State.UNMEASURED, State.PASSED, State.NOT_ASKED)
-SIGNS = {State.PASSED: "✓", State.FAILED: "✗", State.UNMEASURED: "?", State.NOT_ASKED: "–"}
-COLOURS = {State.PASSED: GOOD_INK, State.NOT_ASKED: QUIET_INK}
+WORST_FIRST = (State.FAILED, State.UNMEASURED, State.OPEN, State.PASSED, State.NOT_ASKED)
+SIGNS = {State.PASSED: "✓", State.FAILED: "✗", State.NOT_ASKED: "–"}
+SIGNS |= dict.fromkeys((State.UNMEASURED, State.OPEN), "?")
+COLOURS = {State.PASSED: GOOD_INK} | dict.fromkeys((State.OPEN, State.NOT_ASKED), QUIET_INK)
 COLOURS |= dict.fromkeys((State.FAILED, State.UNMEASURED), BAD_INK)
 
 
@@ -98,6 +99,7 @@ class Verdict:
         return {
             "step": self.step,
             "passed": self.passed,
+            "headline": self.headline,
             "job": self.job.id if self.job else None,
             "parts": {name: self.part(name) for name in self.parts},
             "findings": [asdict(f) for f in self.findings],
@@ -109,11 +111,11 @@ class Verdict:
         }
 
     def __repr__(self):
-        lines = [f"{self.step}: {self._word}{self._whose}"]
+        lines = [f"{self.step}: {self.headline}{self._whose}"]
         for name in self.parts:
             lines.append(f"  {self._head(name)}")
             for f in self._shown(name):
-                lines.append(f"      {_sign(f)} {f.what}: {f.yours}")
+                lines.append(f"      {SIGNS[f.state]} {f.what}: {f.yours}")
                 if f.state != State.PASSED:
                     lines.append(f"        {'' if _is_report(f) else 'expected: '}{f.expected}")
         lines += [f"  note: {text}" for text in self._all_notes]
@@ -135,8 +137,11 @@ class Verdict:
         return " Then check again: the other rows marked ✗ may follow from this." if others else ""
 
     @property
-    def _word(self):
-        return "passed" if self.passed else "not yet"
+    def headline(self) -> str:
+        """Return the answer in words; one that passed without a measured speed says so."""
+        if not self.passed:
+            return "not yet"
+        return "passed, speed not measured" if self.part(FASTER) == State.OPEN else "passed"
 
     @property
     def _whose(self):
@@ -145,9 +150,8 @@ class Verdict:
     def _head(self, part):
         """Return the heading of a part: its sign, its name, and a remark if nothing was asked."""
         state, name = self.part(part), self.second_name if part == FASTER else part
-        if any(f.open for f in self.findings if f.part == part):
-            return f"? {name} (open)"
-        return f"{SIGNS[state]} {name}" + " (nothing asked here)" * (state == State.NOT_ASKED)
+        remark = {State.NOT_ASKED: " (nothing asked here)", State.OPEN: " (not measured)"}
+        return f"{SIGNS[state]} {name}{remark.get(state, '')}"
 
     def _shown(self, part):
         """Return the findings of a part to print: those that did not pass, and always the speed."""
@@ -156,10 +160,6 @@ class Verdict:
 
     def _repr_html_(self):
         return _card(self)
-
-
-def _sign(finding):
-    return "?" if finding.open else SIGNS[finding.state]
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _card(verdict):
     notes = "".join(f"<div>Note: {_code_html(text)}</div>" for text in verdict._all_notes)
     return (
         f'<div style="border-left:6px solid {colour};padding:4px 12px;max-width:860px;'
-        f'line-height:1.5"><b>{verdict.step}</b> <span style="{chip}">{verdict._word}</span>'
+        f'line-height:1.5"><b>{verdict.step}</b> <span style="{chip}">{verdict.headline}</span>'
         f"{escape(verdict._whose)}{hint}{parts}{notes}</div>"
     )
 
@@ -227,12 +227,12 @@ def _rows(findings):
 
 def _is_report(finding):
     """Return whether a finding only reports something, with nothing expected."""
-    return finding.state == State.NOT_ASKED and not finding.open
+    return finding.state == State.NOT_ASKED
 
 
 def _finding_html(f):
     texts = (f"{f.yours}: {f.expected}",) if _is_report(f) else (f.yours, f.expected)
-    return _row(_sign(f), COLOURS[f.state], f.what, *texts)
+    return _row(SIGNS[f.state], COLOURS[f.state], f.what, *texts)
 
 
 def _row(sign, colour, what, *texts):
