@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import random
 import shutil
 from collections import Counter
@@ -17,7 +18,7 @@ from made import RESNET
 from dlojz import course
 from dlojz.check import CheckError, bars, common, ending, judge, run
 from dlojz.check import exercise as exercises
-from dlojz.check.exercise import FASTER, PARTS, SAME, Finding, Runs, State
+from dlojz.check.exercise import FASTER, MECHANISM, PARTS, SAME, Finding, Runs, State
 from dlojz.check.verdict import Verdict
 from dlojz.launch import series
 from dlojz.runs import log, records, stats
@@ -714,10 +715,55 @@ def test_a_consequence_speaks_only_if_its_cause_is_right(tmp_path, rates, hint):
         assert (row.yours, row.expected) == ("0.2 in update 5", "0.1")
 
 
-def test_a_run_that_took_too_long_is_not_held_against_the_trainer(tmp_path):
-    """The machine may have been busy. A process that waits for another has a hint of its own."""
-    exercise, folders = made_runs(tmp_path, "02")
-    (folders["yours"] / "exit_code").write_text(f"{series.TOO_LONG}")
+def took_too_long(run):
+    """Let a run end at its limit, 100 s after it began; its log is as old as the end."""
+    run.mkdir(exist_ok=True)
+    (run / "exit_code").write_text(f"{series.TOO_LONG}")
+    (run / "trainer.py").touch()
+    now = (run / "exit_code").stat().st_mtime
+    os.utime(run / "trainer.py", (now - 100, now - 100))
+
+
+@pytest.mark.parametrize("asked", ["02", "06"])  # of one process, and of those that may wait
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [(name, "") for name in ("yours", "float32", "two-epochs", "rehearsal", "after-2")]
+    + [(name, "replay") for name in ("yours", "float32", "two-epochs")],
+)
+def test_a_run_that_took_too_long_is_not_held_against_the_trainer(tmp_path, asked, name, place):
+    """The machine may have been busy: nothing that it left undone is a mistake."""
+    exercise, folders = made_runs(tmp_path, asked)
+    for extra in {name, f"{name}-solution"} - {*folders}:
+        folders[extra] = shutil.copytree(folders["yours"], tmp_path / extra)
+    took_too_long(folders[name] / place)
+    if place:
+        (folders[name] / "exit_code").write_text("0")
+    else:
+        shutil.rmtree(folders[name] / "replay", ignore_errors=True)
+    undone = Finding(MECHANISM, "fused", "fused update", False, "False", "True", "fused")
+    exercise = dataclasses.replace(
+        exercise,
+        mechanism=lambda runs: [undone] * (not place and runs.mine.path.parent == folders[name]),
+        extras=lambda on_gpu: [exercises.Extra("two-epochs", ("-e", "2"))],
+    )
     found = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert FAILED not in [found.part(part) for part in PARTS]
-    assert (found.passed, found.hint_key) == (False, "busy")
+    assert (found.passed, found.hint_key) == (False, "busy"), found
+
+
+def test_a_process_that_waits_for_another_is_told_by_a_log_that_stands_still(tmp_path):
+    exercise, folders = made_runs(tmp_path, "06")
+    took_too_long(folders["yours"])
+    log_file = folders["yours"] / "events.jsonl"
+    begun = log_file.stat().st_mtime - 90
+    os.utime(log_file, (begun, begun))
+    found = judge.judge(exercise, made.ended(folders), judge.Standards())
+    assert (found.part(SAME), found.hint_key) == (UNMEASURED, "together")
+
+
+def test_a_run_of_the_solution_that_did_not_complete_says_nothing_of_the_trainer(tmp_path):
+    _, folders = made_runs(tmp_path, "02")
+    for name in ("solution", "before-1"):
+        took_too_long(folders[name])
+        with pytest.raises(CheckError, match="says nothing about your trainer: TIMEOUT"):
+            run.refuse(made.ended({name: folders[name]}))

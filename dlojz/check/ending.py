@@ -138,6 +138,14 @@ def _stood(folder, trainer):
     return f", and stood at {' and '.join(found)}" if found else ""
 
 
+def stood_still(folder: Path) -> bool:
+    """Return whether a run that took too long had logged nothing for half of its time."""
+    written = {file.name: file.stat().st_mtime for file in folder.iterdir()}
+    begun, ended = min(written.values()), max(written.values())
+    last = max((at for name, at in written.items() if name.startswith("events")), default=begun)
+    return ended - last > (ended - begun) / 2
+
+
 def _name(number):
     """Return the name of a signal; most real-time signals have none."""
     names = {int(known): known.name for known in signal.Signals}

@@ -21,6 +21,7 @@ from dlojz.check.exercise import (
     Timed,
 )
 from dlojz.check.verdict import Verdict
+from dlojz.launch import series
 from dlojz.runs import log, outcome, stats
 
 NOT_TIMED = Finding(
@@ -35,6 +36,7 @@ NOT_WATCHED = Finding(
     *(SAME, "evidence", "evidence", State.FAILED, "none: nothing watched the training"),
     *("a Chronometer with `witness=evidence.watch(...)`", "watched"),
 )
+BUSY = "busy"  # the hint for a run that took too long
 OPEN = "the runs differ too much to tell: check again when nothing else runs"
 
 
@@ -131,12 +133,15 @@ def _without_crashed(exercise, runs, ended) -> Runs:
     """Return the runs without the extra ones that crashed, whose missing steps are no mistake.
 
     A rehearsal stays: a tensor left on another device makes it crash, and its evidence names it.
+    One that took too long does not.
     """
     rehearsed = {extra.name for extra in exercise.extras(False) if extra.rehearse}
+    ends = {name: ended[name].end for name in runs.extras}
     left = {
         name: pair
         for name, pair in runs.extras.items()
-        if name in rehearsed or ended[name].end.how != ending.How.FAILED
+        if ends[name].how != ending.How.FAILED
+        or (name in rehearsed and ends[name].cause != ending.Cause.TOO_LONG)
     }
     return replace(runs, extras=left)
 
@@ -217,6 +222,8 @@ def _with_evidence(exercise, run, reference, ended) -> Verdict:
         found = exercise.mechanism(Runs(run.log, reference.log))
         seen = [f for f in found if f.fails and f.reached]
     certain = {exercise.waited, *(hint for _, hint in exercise.causes)}
+    if ended.hint == BUSY:
+        seen = []  # it was ended in the middle of its work
     if seen and ended.hint not in certain:  # else evidence only shows the steps not reached
         ended = replace(ended, hint=None)
     evidence = seen or [NOT_JUDGED]
@@ -231,9 +238,14 @@ def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
     """
     which = SAME, key, f"{key} {name}".strip()
     errors = outcome.errors(folder) if folder else ""
+    too_long = end.cause == ending.Cause.TOO_LONG
+    if too_long and key != "job":  # never a cross: the machine may have been busy
+        waits = exercise.waited if folder.name != series.REPLAY else None
+        stands = waits and ending.stood_still(folder)
+        asked = "its end: check again when nothing else runs"
+        return Finding(*which, State.UNMEASURED, end.text, asked, waits if stands else BUSY)
     if exercise.waited and folder:
-        waited = end.cause == ending.Cause.TOO_LONG or outcome.only_waited(folder)
-        hint = exercise.waited if waited else hint
+        hint = exercise.waited if too_long or outcome.only_waited(folder) else hint
     known = (*exercise.causes, *exercise.errors)
     hint = next((key for pattern, key in known if re.search(pattern, errors)), hint)
     if end.how in (ending.How.KILLED, ending.How.UNFINISHED):
@@ -241,9 +253,6 @@ def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
     if end.how == ending.How.OUT_OF_MEMORY and key != "job":
         room = "room for what the check keeps beside it: submit with a smaller -b"
         return Finding(*which, State.UNMEASURED, end.text, room, hint)
-    if end.cause == ending.Cause.TOO_LONG and key != "job" and hint != exercise.waited:
-        asked = "its end: check again when nothing else runs"
-        return Finding(*which, State.UNMEASURED, end.text, asked, "busy")
     expected = f"completed, with {flags}" if flags else "completed"
     return Finding(*which, State.FAILED, end.text, expected, hint)
 
@@ -339,7 +348,8 @@ def _later(run, solution, validated) -> Finding:
     asked = "the solution's updates"
     end = run.replay.end
     if not end.completed:
-        return Finding(*which, State.UNMEASURED, end.text, f"{asked}: check again", "later")
+        hint = BUSY if end.cause == ending.Cause.TOO_LONG else "later"
+        return Finding(*which, State.UNMEASURED, end.text, f"{asked}: check again", hint)
     found = audit.audited(run.log, run.replay.log, audit.precision_of(solution.log))
     ranks = run.log.ranks
     every = [r.every for r in found]
