@@ -569,6 +569,15 @@ def test_a_group_of_weights_may_have_a_name():
     assert "lr" not in seen[0]
 
 
+def test_groups_may_name_their_settings_in_any_order():
+    weights, kept = [torch.nn.Parameter(torch.zeros(1))], {"weight_decay": 1e-4, "momentum": 0.9}
+    seen = []
+    for more in ({}, dict(kept), dict(reversed(kept.items()))):
+        optimizer = torch.optim.SGD([{"params": weights} | more], 0.1, **kept)
+        seen.append(str(readings.settings(optimizer.param_groups[0], optimizer)))
+    assert len(set(seen)) == 1
+
+
 def set_in(place, number, **values):
     def change(updates, every):
         target = updates if place == "updates" else every[place]

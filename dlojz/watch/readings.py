@@ -94,10 +94,11 @@ def kind(optimizer) -> str:
 def settings(group, optimizer) -> dict:
     """Return the settings of an optimizer's group, without tensors and the learning rate.
 
-    Keys unknown to the optimizer, such as a name, are left out.
+    Keys unknown to the optimizer, such as a name, are left out. They are sorted: in a group they
+    have the order in which the trainer gave them.
     """
     known = getattr(optimizer, "defaults", group).keys() - {*NAMED, "lr", *HOW}
-    return {k: v for k, v in group.items() if k in known and not torch.is_tensor(v)}
+    return {k: v for k, v in sorted(group.items()) if k in known and not torch.is_tensor(v)}
 
 
 def named_buffers(model):
