@@ -112,6 +112,37 @@ def test_a_set_that_is_made_of_no_files_is_not_asked(images):
     assert samples.look([1, 2]) == {"set": "list"}
 
 
+class Around(torch.utils.data.Dataset):
+    """A data set around the course's, which hands on its other attributes."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getitem__(self, key):
+        return self.inner[key]
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def test_a_set_around_the_courses_shows_the_same(images, usual):
+    inner = data.Images(images, "train", 0, tensor, V1.Compose(CROP))
+    found = samples.look(Around(inner))
+    assert found["boxes"] == usual["boxes"]
+    assert (found["set"], found["fresh"], found["label"]) == ("Images", 16, samples.LABEL)
+
+
+def test_a_set_that_does_not_read_through_the_courses_is_not_asked(images):
+    class Listed(Around):
+        def __getitem__(self, key):
+            return self.items[key[1]]
+
+    sets = [Listed(data.Images(images, "train", 0, tensor, V1.Compose(CROP))) for _ in "ab"]
+    sets[0].items = []
+    sets[1].items = [sets[1].inner[0, i] for i in range(2)] * samples.DRAWS
+    assert [samples.look(one) for one in sets] == [{"set": "Listed"}] * 2
+
+
 def test_the_draws_leave_the_generator_as_it_was(images):
     torch.manual_seed(5)
     state = torch.get_rng_state()

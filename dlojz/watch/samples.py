@@ -7,7 +7,6 @@ which exposes a data set that caches. Its size and time stay, so that only its b
 """
 
 import builtins
-import copy
 import gc
 import io
 import os
@@ -73,7 +72,29 @@ def _is_resident(dataset):
 
 
 def _can_be_probed(dataset):
-    return not _is_resident(dataset) and hasattr(dataset, "samples")
+    return _with(dataset, []) is not None
+
+
+def _with(dataset, samples):
+    """Return a copy of a data set with these samples in the course's one, which it is or is around.
+
+    None if it has none: then nothing is known of its files.
+    """
+    if isinstance(dataset, data.Images):
+        return _changed(dataset, samples=samples)
+    held = vars(dataset) if isinstance(dataset, Dataset) else {}
+    for name, value in held.items():
+        inside = _with(value, samples)
+        if inside is not None:
+            return _changed(dataset, **{name: inside})
+    return None
+
+
+def _changed(dataset, **attributes):
+    # `copy.copy` would look for its methods in a `__getattr__` that hands on.
+    copied = object.__new__(type(dataset))
+    vars(copied).update(vars(dataset) | attributes)
+    return copied
 
 
 def look(dataset) -> dict:
@@ -86,12 +107,12 @@ def look(dataset) -> dict:
     the rewritten file. kept_objects, kept_bytes: objects that outlive these images. The draws
     depend on the seed and the index, so they are the same in each run.
     """
+    unknown = {"set": type(dataset).__name__}
     if not _can_be_probed(dataset):
-        return {} if _is_resident(dataset) else {"set": type(dataset).__name__}
+        return {} if _is_resident(dataset) else unknown
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "probe.JPEG")
-        probe = copy.copy(dataset)
-        probe.samples = [(str(file), LABEL)] * DRAWS
+        probe = _with(dataset, [(str(file), LABEL)] * DRAWS)
         opened, others, real, usual = [0], set(), Image.open, builtins.open
 
         def counting(*args, **kwargs):
@@ -104,15 +125,21 @@ def look(dataset) -> dict:
             return usual(path, *args, **kwargs)
 
         file.write_bytes(jpeg(blue=0))
-        probe[0, 0]  # a library's first reads do not count
-        with (
-            replaced(Image, open=counting),
-            replaced(builtins, open=noting),
-            replaced(io, open=noting),
-        ):
-            seen = _draw(probe, file)
-        others = [path for path in others - {os.path.realpath(file)} if not path.startswith(SYSTEM)]
-        return {"set": type(dataset).__name__, "pil": opened[0], "others": len(others), **seen}
+        try:
+            probe[0, 0]  # a library's first reads do not count
+            with (
+                replaced(Image, open=counting),
+                replaced(builtins, open=noting),
+                replaced(io, open=noting),
+            ):
+                seen = _draw(probe, file)
+        except LookupError:  # a list of its own has as many items as there are files
+            seen = {}
+        if isinstance(dataset, data.Images) or seen.get("label") == LABEL:
+            others -= {os.path.realpath(file)}
+            read = sum(not path.startswith(SYSTEM) for path in others)
+            return {"set": data.Images.__name__, "pil": opened[0], "others": read, **seen}
+        return unknown  # it is around the course's, and does not read the files through it
 
 
 def jpeg(blue: float) -> bytes:

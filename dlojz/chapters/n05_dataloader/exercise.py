@@ -23,13 +23,23 @@ def mechanism(runs: Runs) -> list[Finding]:
     mine, reference = runs.mine, runs.reference
     if runs.arguments["data"] == "synthetic":
         return [Finding(MECHANISM, "files", "images", False, "synthetic", "files", "files")]
+    looks = (
+        (SAME, "epoch", "images in an epoch", _epoch, "dropped"),
+        (MECHANISM, "set", "data set", _set, "set"),
+        (MECHANISM, "workers", "workers of the loader", _workers, "workers"),
+    )
+    found = alike(mine, reference, *looks)
+    if _set(mine) == _set(reference):  # of another one nothing is known
+        found += _of_a_file(mine, reference)
+    found += [_entered(mine, reference, mode) for mode in ("train", "val")]
+    return [*found, *no_brake(mine, reference)]
+
+
+def _of_a_file(mine, reference):
     colours = mine.samples.grey == 3
     grey = shown(mine.samples.grey)
     looks = (
-        (SAME, "epoch", "images in an epoch", _epoch, "dropped"),
         (SAME, "label", "label of a file", lambda r: r.samples.label, "labels"),
-        (MECHANISM, "set", "data set", lambda r: r.samples.set, "set"),
-        (MECHANISM, "workers", "workers of the loader", _workers, "workers"),
         (MECHANISM, "pil", "files that PIL opens", lambda r: r.samples.pil, "decode"),
         (MECHANISM, "others", "other files opened for an image", _others, "cached"),
         (MECHANISM, "size", "size of an image", _size, "smaller"),
@@ -40,8 +50,11 @@ def mechanism(runs: Runs) -> list[Finding]:
     found.append(Finding(MECHANISM, "grey", "channels of a grey file", colours, grey, "3", "grey"))
     if mine.samples.boxes and mine.samples.shape[0] == 3:  # the colours encode the crop
         found += _cuts(mine.samples, reference.samples)
-    found += [_entered(mine, reference, mode) for mode in ("train", "val")]
-    return [*found, *no_brake(mine, reference)]
+    return found
+
+
+def _set(run):
+    return run.samples.set
 
 
 def _workers(run):
