@@ -15,11 +15,12 @@ SMALL = (
 def mechanism(runs: Runs) -> list[Finding]:
     """Return findings on the layouts, by strides; "any" if a tensor's shape leaves no choice."""
     mine, reference = runs.mine, runs.reference
-    images, weights = _images(mine), _weights(mine)
+    images, weights = _images(mine, "train"), _weights(mine)
     neither = WANTED not in (images, weights)
     hints = dict.fromkeys(("images-layout", "weights-layout"), "neither") if neither else {}
     layouts = (
         ("images-layout", "layout of the images", images),
+        ("val-layout", "layout of the validation's images", _images(mine, "val")),
         ("weights-layout", "layout of the weights", weights),
         ("undone", "layout of the activations", _activations(mine)),
     )
@@ -41,14 +42,18 @@ def _otherwise(mine, reference):
     no = "--no-channels-last"
     return alike(
         *(mine, reference),
-        (MECHANISM, "images-otherwise", f"layout of the images, {no}", _images, "not-asked"),
+        (MECHANISM, "images-otherwise", f"layout of the images, {no}", _all_images, "not-asked"),
         (MECHANISM, "weights-otherwise", f"layout of the weights, {no}", _weights, "not-asked"),
         (MECHANISM, "deterministic", "autotuner, --deterministic", _autotuner, "autotuner"),
     )
 
 
-def _images(run):
-    return _choices(i["layout"] for mode in ("train", "val") for i in inputs(run, mode))
+def _images(run, *modes):
+    return _choices(i["layout"] for mode in modes for i in inputs(run, mode))
+
+
+def _all_images(run):
+    return _images(run, "train", "val")
 
 
 def _weights(run):
