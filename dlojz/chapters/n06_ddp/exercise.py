@@ -14,6 +14,7 @@ SMALL += "--precision fp32 --deterministic"
 EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
 FEW_BYTES = 16  # a loss, or some counts: no layer has so few weights
 IN_GROUP = "processes still in their group at the end"
+NO_HOOK = (None, "allreduce_hook")  # torch's, which does what DDP does without one
 FIRST_STEPS, NEAR = 4, 1e-3  # the losses of the run that accumulates, against the solution's
 
 
@@ -114,7 +115,7 @@ def _is_of_gradients(collective):
 def _hooks(ranks):
     """Return DDP's communication hooks, in place of a sum, perhaps only in some steps."""
     hooks = (run.last.comm_hook for run in ranks)
-    return words("none" if hook is None else f"hook {hook}" for hook in hooks)
+    return words("none" if hook in NO_HOOK else f"hook {hook}" for hook in hooks)
 
 
 def _weights(ranks):
