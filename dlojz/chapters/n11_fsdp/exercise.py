@@ -53,9 +53,9 @@ def mechanism(runs: Runs) -> list[Finding]:
             (MECHANISM, "reduced", "gradients reduced in a step", _reduced, "reduce"),
         ),
         _gathered(*pair),
+        _recomputed(*pair),
         *alike(
             *pair,
-            (MECHANISM, "again", "layers computed again", _again, "recompute"),
             (MECHANISM, "products", "products computed again in a step", _products, "recompute"),
         ),
         *(_two_batches(*runs.extras[UPDATES]) if UPDATES in runs.extras else []),
@@ -192,6 +192,17 @@ def _gathered(mine, reference):
     text, asked = (_in_words(found) or Unseen.NONE for found in (yours, usual))
     hint = "blocks" if alike else "policy"
     return Finding(MECHANISM, "gathered", "weights gathered in a step", ok, text, asked, hint)
+
+
+def _recomputed(mine, reference):
+    """Return a finding that fails if fewer layers are computed again than in the solution.
+
+    Its checkpointing ends a block early, as soon as the backward pass has all that it needs. The
+    reentrant one runs to the block's end. Products tell if it computes too much.
+    """
+    yours, usual = (min(run.share.again or 0 for run in ranks) for ranks in (mine, reference))
+    which = MECHANISM, "again", "layers computed again"
+    return Finding(*which, yours >= usual, str(yours), f"at least {usual}", "recompute")
 
 
 @_known
