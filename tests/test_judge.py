@@ -181,6 +181,47 @@ def test_updates_that_a_scaler_would_have_skipped_have_a_hint_of_their_own(
     assert found.hint == hint
 
 
+def scaled(reference, tried, made, rates=(), **more):
+    """A run with a gradient scaler, whose optimizer is fused: it counts the updates tried, too."""
+    updates = [{"weights": 4, "settings": "", "count": tried}]
+    whole = records.WholeRun(
+        backward=tried, optimizer_steps=made, updates=updates, rates=list(rates), **more
+    )
+    return dataclasses.replace(reference, whole=whole)
+
+
+@pytest.mark.parametrize(
+    ("tried", "made", "scale", "right"),
+    [(10, 10, 4096.0, True), (10, 3, 2.0**20, True), (5, 5, 4096.0, False), (10, 10, None, False)],
+)
+def test_a_scaler_that_begins_with_another_factor_skips_other_updates(
+    tmp_path, tried, made, scale, right
+):
+    reference = log.read(timed(tmp_path, "solution", 20, precision="fp16"))
+    runs = scaled(reference, tried, made, scale=scale), scaled(reference, 10, 7, scale=8192.0)
+    (found,) = (f for f in common.same_work(*runs) if f.key == "updates")
+    assert found.fails != right
+
+
+@pytest.mark.parametrize(
+    ("rates", "found"),
+    [([1, 1, 2, 3], [True]), ([1, 2, 3, 4], [False]), ([1, 1, 1, 1], [False])],
+)
+def test_a_schedule_goes_on_after_an_update_that_was_skipped(tmp_path, rates, found):
+    reference = log.read(timed(tmp_path, "solution", 20, precision="fp16"))
+    run = scaled(reference, 4, 3, rates)
+    assert [f.fails for f in common.schedule_goes_on(run)] == found
+    assert not common.schedule_goes_on(scaled(reference, 4, 4, rates))
+
+
+def test_updates_by_other_optimizers_have_a_hint_of_their_own(tmp_path):
+    reference = log.read(timed(tmp_path, "solution", 20))
+    whole, audit = records.WholeRun(backward=10, optimizer_steps=0), records.Audit(updates=800)
+    mine = dataclasses.replace(reference, whole=whole, audit=audit)
+    (found,) = (f for f in common.same_work(mine, reference) if f.key == "updates")
+    assert found.hint == "optimizers"
+
+
 def too_short(folder, folders):
     def change(event):
         return event | {"windows": []} if event.get("when") == "stopwatch" else event

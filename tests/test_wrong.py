@@ -32,7 +32,8 @@ OWN = {
 NEED = {
     "01_gpu": {"rehearsal": {*exercises.read_hints("01_gpu"), "item", "later"}},
     "02_amp": {
-        "fp16-clipped": {"scaler", "scaler-step", "scaler-update", "unscale", "format", "momentum"},
+        "fp16-clipped": {"scaler", "scaler-step", "scaler-update", "unscale", "format", "momentum"}
+        | {"waits"},
         "fp32-accumulates": {"scaler-always", "enabled", "tf32", "mean"},
     },
     "03_channels_last": {"no-channels-last": {"autotuner", "not-asked", "later", "touched"}},

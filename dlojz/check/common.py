@@ -5,7 +5,7 @@ import operator
 import statistics
 from collections import Counter
 from collections.abc import Callable
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from dlojz.check.exercise import MECHANISM, SAME, Finding, State, Unseen, shown
 from dlojz.runs import log
@@ -86,9 +86,12 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
         ("drawn", "images drawn, by index", _drawn, "images"),
     )
     steps = [r.whole.optimizer_steps for r in (mine, reference)]
-    # A gradient scaler skips an update now and then, depending on rounding.
-    close = None not in steps and abs(steps[0] - steps[1]) <= 1
+    # A gradient scaler skips an update now and then, depending on rounding, and more of them or
+    # fewer if it begins with another factor.
+    scaled = mine.whole.scale is not None and _tried(mine) == _tried(reference)
+    close = None not in steps and (scaled or abs(steps[0] - steps[1]) <= 1)
     hint = "skipped" if _keeps_what_is_skipped(mine, reference) else "backward"
+    hint = "optimizers" if (mine.audit.updates or 0) > (steps[0] or 0) else hint
     return [
         *alike(mine, reference, *((SAME, *look) for look in looks)),
         like_if_seen(
@@ -96,6 +99,7 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
             *(lambda r: r.probe.labels, "images"),
         ),
         Finding(SAME, "updates", "updates of the weights", close, *map(str, steps), hint),
+        *schedule_goes_on(mine),
         finite_momenta(mine),
         _as_fine("loss-dtype", "dtype of the loss", mine, reference, _loss_dtypes),
         _as_fine("val-dtype", "dtype of the outputs in validation", mine, reference, _val_dtypes),
@@ -140,6 +144,26 @@ def finite_momenta(mine: log.Run, which: str = "", precision: str = "") -> Findi
     text = "finite" if finite else "not a number"
     key = "momenta"
     return Finding(SAME, key, what, finite, text, "finite", "momentum", precision=precision)
+
+
+def schedule_goes_on(mine: log.Run, which: str = "") -> list[Finding]:
+    """Return a finding that fails if the schedule waits for the gradient scaler.
+
+    [] if no update was skipped. A fused optimizer is called for those, too.
+    """
+    skipped = _tried(mine) - (mine.whole.optimizer_steps or 0)
+    if skipped <= 0:
+        return []
+    waits = sum(a == b is not None for a, b in pairwise(mine.whole.rates))
+    ok = not 0 < waits <= skipped  # if more, it stands still for another reason
+    what = f"learning rate after a skipped update{which}"
+    text, asked = "as before" if waits else "the next", "the next of the schedule"
+    return [Finding(SAME, "goes-on", what, ok, text, asked, "waits")]
+
+
+def _tried(run):
+    """Return the number of updates, with those that a fused optimizer skipped."""
+    return sum(update["count"] for update in run.whole.updates)
 
 
 def _keeps_what_is_skipped(mine, reference):

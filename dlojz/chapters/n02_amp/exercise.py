@@ -4,7 +4,15 @@ import math
 from operator import attrgetter
 
 from dlojz.check.bars import AMPERE, CPU, FUSED, HOPPER, RECORDED, RESNETS, SURF, Bar
-from dlojz.check.common import alike, finite_momenta, flag, like, no_brake, words
+from dlojz.check.common import (
+    alike,
+    finite_momenta,
+    flag,
+    like,
+    no_brake,
+    schedule_goes_on,
+    words,
+)
 from dlojz.check.exercise import MECHANISM, SAME, Exercise, Extra, Finding, Runs, Unseen
 
 FP16, FP32 = "fp16-clipped", "fp32-accumulates"
@@ -94,6 +102,7 @@ def _scaled(mine, reference):
             *(clipped, _number(norm), f"{_number(expected)} ± 10 %", hint),
         ),
         finite_momenta(mine, ", in fp16", "fp16"),
+        *schedule_goes_on(mine, ", in fp16"),
     ]
 
 
