@@ -467,6 +467,15 @@ def test_an_error_that_would_steer_a_terminal_is_shown_as_text(tmp_path):
     assert ending.error(tmp_path) == "ValueError: \\x1b[31mred in two lines"
 
 
+def test_of_an_error_in_a_loaders_worker_the_cause_is_shown(tmp_path):
+    """Its message is a traceback, whose end the log cuts."""
+    inner = "RuntimeError: stack expects each tensor to be equal size"
+    text = "RuntimeError: Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback"
+    write_log(tmp_path / "events.jsonl", end={"outcome": "failed", "error": text + " ..."})
+    (tmp_path / "stderr.txt").write_text(f"{text} ...\n  File x, line 3, in fetch\n{inner}\n")
+    assert ending.error(tmp_path) == inner
+
+
 @pytest.mark.parametrize(("step", "hint"), [("06_ddp", "together"), ("01_gpu", "failed")])
 def test_processes_that_reach_the_time_limit_may_wait_for_each_other(step, hint, tmp_path):
     found = judge.crashed(

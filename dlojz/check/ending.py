@@ -18,6 +18,7 @@ from dlojz.table import harmless
 FROM_OUTSIDE = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 NO_END = "its log has no end: was run.end() left out, or os._exit() called?"
 MOST = 300  # characters of an error
+WORKERS = "Original Traceback"  # in the error of a loader's worker: the cause is its last line
 FULL = re.compile("|".join(rf"\[Errno {number}\]" for number in course.FULL))
 
 
@@ -159,8 +160,8 @@ def error(folder: Path, trainer: str = "dlojz.py") -> str:
     # A process that only waited comes last.
     rank = min(last, key=lambda rank: bool(re.search(outcome.GONE, last[rank])), default=None)
     message = last.get(rank, "")
-    if not message:
-        message = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
+    if not message or WORKERS in message:
+        message = next((line for line in reversed(errors.splitlines()) if line.strip()), message)
     words = harmless(" ".join(message.split()))
     words = words if len(words) <= MOST else f"{words[:MOST]} ..."
     return ", at ".join(filter(None, (words, _place(errors, trainer, rank))))
