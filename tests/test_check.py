@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -830,12 +831,46 @@ def test_a_verdict_that_cannot_be_recorded_is_shown(checked_job):
     assert f"note: this verdict could not be recorded: {progress.file()}" in repr(found)
 
 
+NAMES = ["solution", "rehearsal", "rehearsal-solution", "two-epochs", "yours"]
+NAMES += ["before-7", "after-7", "after-8", "before-8"]
+
+
 def test_the_progress_bar_says_what_runs():
-    names = ["solution", "rehearsal", "rehearsal-solution", "yours"]
-    names += ["before-1", "after-1", "after-2", "before-2"]
-    said = [run.doing([*map(made.entry, names)], done) for done in range(len(names) + 1)]
-    assert said[:4] == ["solution", "rehearsal", "rehearsal", "your trainer"]
-    assert said[4:] == ["pair 1 of 2"] * 2 + ["pair 2 of 2"] * 3
+    said = [run.doing([*map(made.entry, NAMES)], done) for done in range(len(NAMES) + 1)]
+    assert said[:5] == ["the solution", "rehearsal", "rehearsal", "two epochs", "your trainer"]
+    assert said[5:] == ["pair 1 of 2"] * 2 + ["pair 2 of 2"] * 3
+
+
+def test_the_progress_bar_says_which_runs_compile():
+    off = dataclasses.replace(made.entry("not-compiled"), flags=["--compile", "off"])
+    entries = [made.entry("solution"), off, made.entry("after-1")]
+    said = [run.doing(entries, done, compiles=True) for done in range(3)]
+    assert said == ["the solution, which compiles", "not compiled", "pair 1 of 1"]
+
+
+def test_a_check_says_what_it_will_run_and_how_long():
+    entries = [*map(made.entry, NAMES)]
+    runs = "the solution, rehearsal, two epochs, your trainer"
+    assert run.announced(entries, 90.0) == f"{runs}, 2 pairs: 9 runs, about 90 s"
+    assert run.announced(entries[:1], 130.0) == "the solution: 1 run, about 2 minutes"
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+def test_each_run_is_shown_as_it_ends_with_its_seconds(tmp_path, monkeypatch, capsys, notebook):
+    monkeypatch.setattr(launch, "in_a_notebook", lambda: notebook)
+    with run.Ended(launch.Job(tmp_path), [*map(made.entry, NAMES)]) as ended:
+        for name in ("solution", "yours", "before-7", "after-7"):
+            (tmp_path / name).mkdir()
+            for file, at in (("trainer.py", 100), ("exit_code", 112)):
+                (tmp_path / name / file).touch()
+                os.utime(tmp_path / name / file, (at, at))
+            ended.show()
+    said = ["the solution (12 s)", "your trainer (12 s)", "pair 1 of 2 (24 s)"]
+    found = capsys.readouterr()
+    if notebook:
+        assert found.out == f"done: {', '.join(said)}\n"
+    else:
+        assert found.err == "".join(f"  {text}\n" for text in said)
 
 
 def test_what_a_job_compiled_is_compiled_once_in_its_check(job, monkeypatch):

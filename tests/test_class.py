@@ -13,6 +13,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import made
 import matplotlib.pyplot as plt
@@ -456,7 +457,8 @@ def test_a_check_shares_how_its_job_fares(monkeypatch):
     monkeypatch.setattr(progress, "share_state", lambda job, state: shared.append(str(state)))
     monkeypatch.setattr(run.series, "entries", lambda job: [made.entry("solution")])
     monkeypatch.setattr(run.series, "finished", lambda job: 0)
-    run._wait(Job(), "01_gpu", lambda: {})
+    planned = SimpleNamespace(exercise=SimpleNamespace(step="01_gpu"), compile_s=0.0)
+    run._wait(Job(), planned, lambda: {})
     assert shared == ["QUEUED", "RUNNING"], "its end comes with the verdict"
 
 

@@ -70,7 +70,7 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
             job.end_early(ENOUGH)
         return runs
     job = job or _submit(plan, missing, found)
-    if runs := _wait(job, plan.exercise.step, enough):
+    if runs := _wait(job, plan, enough):
         return runs
     if runs := enough():
         return runs
@@ -258,11 +258,8 @@ def under_way(plan: Plan, keys: Mapping[str, str], missing) -> launch.Job | None
 def _submit(plan, missing: dict[str, str], found: Mapping[str, EndedRun]) -> launch.Job:
     places = {name: run.folder for name, run in found.items()}
     wanted = [placed(entry, places) for entry in plan.entries if entry.name in missing]
-    about = about_s(plan, wanted)
-    step = plan.exercise.step
-    text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
-    runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)}"
-    say(f"check {step} of job {plan.job.id}: {runs}, about {text}")
+    about, step = about_s(plan, wanted), plan.exercise.step
+    say(f"check {step} of job {plan.job.id}: {announced(wanted, about)}")
     seconds = 3600 * (1 + int(3 * about // 3600))
     wanted = [limited(entry, plan) for entry in wanted]
     check = {CHECK_FILE: json.dumps(missing).encode()}
@@ -300,21 +297,24 @@ def say(text: str):
     print(text, file=sys.stdout if launch.in_a_notebook() else sys.stderr, flush=True)
 
 
-def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, EndedRun] | None:
+def _wait(job, plan, enough: Callable[[], dict | None]) -> dict[str, EndedRun] | None:
     """Wait for the end of the job. Once `enough()` returns runs, end it and return them."""
     from tqdm.auto import tqdm
 
-    entries, answer = series.entries(job), None
+    step, entries, answer = plan.exercise.step, series.entries(job), None
     silent = False if launch.in_a_notebook() else None
     with (
         _reported_if_interrupted(job),
+        Ended(job, entries) as ended,
         tqdm(total=len(entries), unit="run", leave=False, disable=silent) as bar,
     ):
         while not (state := job.state).final:
             progress.share_state(job, state)
             done = series.finished(job)
-            bar.set_description(f"{step}: {doing(entries, done)}", refresh=done == bar.n)
+            present = doing(entries, done, compiles=plan.compile_s > 0)
+            bar.set_description(f"{step}: {present}", refresh=done == bar.n)
             if done > bar.n:
+                ended.show()
                 bar.total = max(bar.total, done)
                 bar.update(done - bar.n)
                 try:
@@ -325,6 +325,7 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, EndedRun] |
                 if answer and done < len(entries):
                     job.end_early(ENOUGH)
             time.sleep(0.2)
+        ended.show()
         bar.update(series.finished(job) - bar.n)
         if answer or bar.n > bar.total:
             bar.total = bar.n  # the others are not needed, and a bar that is not full ends in red
@@ -342,13 +343,88 @@ def _reported_if_interrupted(job):
         raise
 
 
-def doing(entries: Sequence[series.Entry], done: int) -> str:
-    """Return the present run in words: "solution", "rehearsal", "your trainer", "pair 3 of 6"."""
+class Ended:
+    """The runs of a check that have ended, shown as they end, each with its seconds.
+
+    In a terminal each has a line; in a notebook one line grows.
+    """
+
+    def __init__(self, job, entries: Sequence[series.Entry]):
+        self._job, self._left, self._begun = job, named(entries), False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._begun and launch.in_a_notebook():
+            print(flush=True)
+
+    def show(self):
+        """Show what has ended since the last call."""
+        from tqdm.auto import tqdm
+
+        for name, runs in [*self._left.items()]:
+            folders = [self._job.directory / run.name for run in runs]
+            if not all((folder / "exit_code").exists() for folder in folders):
+                continue
+            del self._left[name]
+            text = f"{name} ({sum(map(_seconds, folders)):.0f} s)"
+            if launch.in_a_notebook():
+                print(f", {text}" if self._begun else f"done: {text}", end="", flush=True)
+            else:
+                tqdm.write(f"  {text}", file=sys.stderr)
+            self._begun = True
+
+
+def _seconds(folder) -> float:
+    """Return the seconds of a run that has ended, from the times of its files."""
+    first = min(file.stat().st_mtime for file in folder.iterdir())
+    return (folder / "exit_code").stat().st_mtime - first
+
+
+def announced(entries: Sequence[series.Entry], seconds: float) -> str:
+    """Return the runs of a check and their time in words."""
+    names = [name for name, (run, *_) in named(entries).items() if run.role not in PAIR]
+    pairs = len(named(entries)) - len(names)
+    names += [f"{pairs} pair{'s' * (pairs > 1)}"] if pairs else []
+    runs = f"{len(entries)} run{'s' * (len(entries) > 1)}"
+    about = f"{seconds / 60:.0f} minutes" if seconds > 100 else f"{seconds:.0f} s"
+    return f"{', '.join(names)}: {runs}, about {about}"
+
+
+def doing(entries: Sequence[series.Entry], done: int, compiles: bool = False) -> str:
+    """Return the present run in words: "your trainer", "two epochs", "pair 3 of 6".
+
+    compiles: the job did, so the runs before the pairs do, unless they are told not to. Those of
+    the pairs find the compiled code in the cache.
+    """
     now = entries[min(done, len(entries) - 1)]
-    if now.role == Role.YOURS:
-        return "your trainer"
-    if now.role not in PAIR:
-        beside = now.role in (Role.EXTRA_SOLUTION, Role.SMALL_SOLUTION)
-        return now.reference if beside else now.name
+    name = next(name for name, runs in named(entries).items() if now in runs)
+    if now.role in PAIR or now.rehearse or "--compile off" in " ".join(now.flags):
+        return name
+    return name + ", which compiles" * compiles
+
+
+CALLED = {
+    Role.SOLUTION: "the solution",
+    Role.YOURS: "your trainer",
+    Role.FLOAT32: "your trainer in float32",
+    Role.SMALL: "a small model",
+    Role.SMALL_SOLUTION: "a small model",
+}
+
+
+def named(entries: Sequence[series.Entry]) -> dict[str, list[series.Entry]]:
+    """Return runs by their name in words, in order: "the solution", "two epochs", "pair 3 of 6".
+
+    Both runs of a pair have one name, and so have both with the same other flags.
+    """
     pairs = sorted({entry.number for entry in entries if entry.role in PAIR})
-    return f"pair {pairs.index(now.number) + 1} of {len(pairs)}"
+    found = {}
+    for entry in entries:
+        own = entry.reference if entry.role == Role.EXTRA_SOLUTION else entry.name
+        name = CALLED.get(entry.role, own.replace("-", " "))
+        if entry.role in PAIR:
+            name = f"pair {pairs.index(entry.number) + 1} of {len(pairs)}"
+        found.setdefault(name, []).append(entry)
+    return found
