@@ -16,15 +16,15 @@ from dlojz.runs.folder import group_file
 @pytest.mark.parametrize(
     ("arguments", "state", "yours", "hint"),
     [
-        ({"channels_last": True}, State.PASSED, "True", "which"),
-        ({"channels_last": False}, State.FAILED, "False", "which"),
+        ({"channels_last": True}, State.PASSED, "yes", "which"),
+        ({"channels_last": False}, State.FAILED, "no", "which"),
         ({"model": "resnet18"}, State.FAILED, "not known", "flag"),
     ],
 )
 def test_a_flag_counts_only_if_the_trainer_knows_it(tmp_path, arguments, state, yours, hint):
     """The solution's default is no evidence of the trainee's flag."""
     mine = log.Run(tmp_path, start={"arguments": arguments})
-    found = common.flag(mine, "--channels-last", bool, "True", "which")
+    found = common.flag(mine, "--channels-last", bool, "yes", "which")
     assert (found.state, found.yours, found.hint) == (state, yours, hint)
 
 
@@ -89,7 +89,7 @@ def short_run(**others):
         ({"labels": [["train", 3], ["train", 6]]}, "other labels in train batch 1 of 2"),
         ({"norms": [1.0, 9.0]}, "other gradients in update 1 of 2"),
         ({"norms": [1.0]}, "other gradients in update 1 of 2"),
-        ({"touched": 1}, "changed 1 times"),
+        ({"touched": 1}, "changed once"),
         ({"norms": [1.1, 1.9]}, ""),  # rounding
     ],
 )

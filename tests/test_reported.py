@@ -1,4 +1,4 @@
-"""What the log says of losses and accuracy is compared with what the auditor saw."""
+"""What the log says of losses and accuracy is compared with what the check saw."""
 
 import math
 from array import array
@@ -103,7 +103,7 @@ def test_where_a_function_computes_the_loss_the_replay_tells(epoch, change, loss
     ]
     found = reported.finding([rank(epochs, losses, train=[])], [REPLAYED])
     assert (found.state, found.yours) == (
-        (State.FAILED, said) if said else (State.PASSED, "what the auditor saw")
+        (State.FAILED, said) if said else (State.PASSED, "what the check saw")
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlojz.check.exercise import SAME, Finding, State
+from dlojz.check.wording import both, number, share
 from dlojz.runs import log, records
 
 AUDITED = 8  # updates that are done again, at least
@@ -202,22 +203,34 @@ def _images(runs):
 
 def _pixels(runs):
     worst, step = _worst([run.every.pixels for run in runs])
-    asked = f"at most {PIXELS:g} apart, in every step"
-    return _finding("pixels", worst <= PIXELS, _where(worst, step), asked, "pixels")
+    asked = f"by at most {PIXELS:g} of one, in every step"
+    return _finding("pixels", worst <= PIXELS, _other_pixels(worst, "step", step), asked, "pixels")
+
+
+def _other_pixels(worst, word, place):
+    """Return the largest difference of an image's pixels in words."""
+    if math.isinf(worst):
+        return f"of another shape, or not a number, in {word} {place}"
+    return (
+        f"differ by {number(worst)} standard deviations in {word} {place}" if worst else "the same"
+    )
 
 
 def _criterion(runs):
-    tolerance = max(CRITERION[r.precision] for r in runs)
-    bad = []
+    found = []
     for run in runs:
+        tolerance = CRITERION[run.precision]
         worst, step = _worst([run.every.criterion])
-        bad.append((worst / CRITERION[run.precision], worst, step))
-    _, worst, step = max(bad)
-    ok = all(share <= 1 for share, _, _ in bad)
+        found.append((worst / tolerance, worst, step, tolerance))
+    most, worst, step, tolerance = max(found)
+    ok = most <= 1
     if ok and (scaled := next(filter(None, map(_scaled, runs)), None)):
         return _finding("criterion", False, *scaled, "criterion")
-    asked = f"at most {tolerance:g} of the solution's, in every step"
-    return _finding("criterion", ok, _where(worst, step), asked, "criterion")
+    text = f"off by {share(worst)} in step {step}" if worst else "the same"
+    if math.isinf(worst):
+        text = f"of another shape, or not a number, in step {step}"
+    asked = f"the solution's, within {share(tolerance)}, in every step"
+    return _finding("criterion", ok, text, asked, "criterion")
 
 
 def _scaled(run):
@@ -234,9 +247,10 @@ def _scaled(run):
             continue  # another finding
         near = min(usual, key=lambda one: abs(_without_scaler(scale / one, run.precision) - 1))
         if abs(_without_scaler(scale / near, run.precision) - 1) > SCALE[run.precision]:
-            text, asked = _told(scale, near)
-            within = f"within {SCALE[run.precision]:.2%}"
-            return f"{text} times the solution's in step {step}", f"{asked} times, {within}"
+            text, asked = both(scale, near)
+            asked = "as large" if near == 1 else f"{asked} times as large"
+            within = f"within {share(SCALE[run.precision])}"
+            return f"{text} times as large as the solution's in step {step}", f"{asked}, {within}"
     return None
 
 
@@ -252,18 +266,9 @@ def _rate(runs):
             if not mine.lr_off <= RATE:
                 expected = usual.lr[0]  # of all its weights
                 furthest = max(mine.lr, key=lambda rate: abs(rate - expected))
-                text, asked = _told(furthest, expected)
+                text, asked = both(furthest, expected)
                 return _finding("rate", False, f"{text} in update {mine.update}", asked, "rate")
     return _finding("rate", True, "the solution's", "the solution's")
-
-
-def _told(mine: float, expected: float) -> tuple[str, str]:
-    """Return two numbers as text, with as many digits as show their difference."""
-    for digits in (3, 6, 12, 17):
-        both = f"{mine:.{digits}g}", f"{expected:.{digits}g}"
-        if both[0] != both[1]:
-            break
-    return both
 
 
 def _settings(runs):
@@ -303,11 +308,12 @@ def _frozen(runs):
         usual = run.every.usual[0]
         for update in run.every.updates:
             if (update.missing, update.evaluating) != (usual.missing, usual.evaluating):
-                first = f", first {update.missing[0]}" if update.missing else ""
+                first = f" (first {update.missing[0]})" if update.missing else ""
                 text = (
-                    f"{len(update.missing)}{first}; {update.evaluating} in update {update.update}"
+                    f"{len(update.missing)} weights{first}, {update.evaluating} layers in update "
+                    f"{update.update}"
                 )
-                asked = f"{len(usual.missing)}; {usual.evaluating}"
+                asked = f"{len(usual.missing)} weights, {usual.evaluating} layers"
                 return _finding("frozen", False, text, asked, "frozen")
     return _finding("frozen", True, "none", "none")
 
@@ -362,9 +368,11 @@ def _link(updates, key):
     middle, worst = statistics.median(off), max(off)
     most = records.NOISES * max(noise, records.SAME_LINK)
     single = max(records.ONE_UPDATE, records.ONE_UPDATE_NOISES * noise)
-    text = f"off by {middle:.2g} of their size in the median, {worst:.2g} at worst"
+    text = f"off by {share(middle, 'their size')} in the median, {share(worst)} at worst"
     text = "not a number" if math.isinf(worst) else text
-    asked = f"at most {most:.2g}, the solution's own noise is {noise:.2g}"
+    asked = f"at most {share(most)} in the median: by rounding alone it is {share(noise)}"
+    if middle <= most:
+        asked = f"at most {share(single)} at worst: by rounding alone it is {share(noise)}"
     return [_finding(key, middle <= most and worst <= single, text, asked, key)]
 
 
@@ -376,25 +384,31 @@ def _tensors(updates):
     noise = max(u.gradients_tensor_noise or 0 for u in updates)
     worst = max(updates, key=lambda u: u.gradients_tensor)
     most = max(records.ONE_WEIGHT, records.ONE_WEIGHT_NOISES * noise)
-    text = f"{worst.gradients_tensor:.2g} apart ({worst.gradients_worst or 'none'})"
-    asked = f"logarithms of their norms at most {most:.2g} apart"
+    text, asked = both(_factor(worst.gradients_tensor), _factor(most))
+    text = f"{text} times as large or small"
+    text = "zero, or not a number" if math.isinf(worst.gradients_tensor) else text
+    text += f" ({worst.gradients_worst})" if worst.gradients_worst else ""
     ok = worst.gradients_tensor <= most
-    return _finding("tensors", ok, text, asked, "gradients")
+    return _finding("tensors", ok, text, f"at most {asked} times", "gradients")
+
+
+def _factor(logarithm):
+    return math.exp(min(logarithm, 700.0))  # the largest float has 709
 
 
 def _buffers(updates):
     noise = max(u.buffers_noise or 0 for u in updates)
     most, worst = max(BUFFERS, 10 * noise), max(u.buffers for u in updates)
-    asked = f"off by at most {most:.2g}"
-    return _finding("buffers", worst <= most, f"off by {worst:.2g}", asked, "batch-norm")
+    text = f"off by {share(worst)}" if worst else "the same"
+    return _finding("buffers", worst <= most, text, f"off by at most {share(most)}", "batch-norm")
 
 
 def _optimizer(updates):
     worst = max(updates, key=lambda u: u.optimizer_roundings)
-    roundings, share = worst.optimizer_roundings, worst.optimizer_share
-    name = f", {worst.optimizer_worst}" if worst.optimizer_worst else ""
+    roundings, away = worst.optimizer_roundings, worst.optimizer_share
+    name = f" ({worst.optimizer_worst})" if worst.optimizer_worst else ""
     ok = roundings <= ROUNDINGS
-    off = f"{roundings:.3g} roundings" if ok else f"off by {share:.2g} of the step"
+    off = f"{roundings:.3g} roundings" if ok else f"off by {share(away, 'the step')}"
     text = f"{off} in update {worst.update}{name}" if roundings else "the same"
     asked = f"the solution's, within {ROUNDINGS} roundings"
     return _finding("optimizer", ok, text, asked, "update")
@@ -411,11 +425,11 @@ def losses(mine: log.Run, reference: log.Run) -> Finding:
     steps = f" of all {len(pairs)} steps"
     for step, (loss, usual) in enumerate(pairs):
         if not math.isfinite(loss) and math.isfinite(usual):
-            text = f"{loss} in step {step}"
-            return _finding(LOSSES, False, text, f"{usual:.5g}", LOSSES, steps=steps)
+            text = f"{number(loss)} in step {step}"
+            return _finding(LOSSES, False, text, number(usual), LOSSES, steps=steps)
     off = [_away(*pair) for pair in pairs]
     step = max(range(len(off)), key=off.__getitem__)
-    text = f"at most {off[step]:.2g} of them apart, in step {step}" if off[step] else "the same"
+    text = f"up to {share(off[step])} apart, in step {step}" if off[step] else "the same"
     return _finding(LOSSES, State.NOT_ASKED, text, "the updates are judged, not these", steps=steps)
 
 
@@ -437,7 +451,7 @@ def validated(runs: Sequence[Audited]) -> list[Finding]:
     found, asked = [], "the solution's"
     apart, _ = _worst([[v.buffers or 0.0] for _, v in kept])
     if apart > BUFFERS:
-        text, most = f"off by {apart:.2g} of those of process 0", f"off by at most {BUFFERS:g}"
+        text, most = f"off by {share(apart, 'process 0')}'s", f"off by at most {share(BUFFERS)}"
         found.append(_finding("val-buffers", False, text, most, EVALUATION))
     if begun := sorted({name for r, _ in kept for name in r.every.first_buffers}):
         text = f"{len(begun)} begin with other values, such as {begun[0]}"
@@ -447,7 +461,7 @@ def validated(runs: Sequence[Audited]) -> list[Finding]:
         found.append(_finding("val-labels", False, text, asked, EVALUATION))
     worst, batch = _worst([v.pixels for _, v in kept])
     if worst > PIXELS:
-        text, most = _where(worst, batch, "batch"), f"at most {PIXELS:g} apart"
+        text, most = _other_pixels(worst, "batch", batch), f"by at most {PIXELS:g} of one"
         found.append(_finding("val-pixels", False, text, most, EVALUATION))
     return found
 
@@ -481,7 +495,8 @@ def _finding(key, ok, yours, expected, hint=None, **words):
 
 
 def _unmeasured(key, text, **words):
-    return _finding(key, State.UNMEASURED, text, "see the hint", "audit", **words)
+    asked = "updates that the solution can do again"
+    return _finding(key, State.UNMEASURED, text, asked, "audit", **words)
 
 
 def _worst(lists):
@@ -493,9 +508,3 @@ def _worst(lists):
             if value > found[0]:
                 found = (value, place)
     return found
-
-
-def _where(worst, step, word="step"):
-    if worst == 0:
-        return "the same"
-    return "unknown" if math.isinf(worst) else f"{worst:.2g} in {word} {step}"

@@ -2,12 +2,14 @@
 
 import math
 import operator
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise, zip_longest
 
 from dlojz.check.exercise import MECHANISM, SAME, Finding, State, Unseen, shown
+from dlojz.check.wording import times
 from dlojz.runs import log
 
 
@@ -34,13 +36,13 @@ def words(values) -> str:
     distinct = set(values)
     if distinct <= {None}:
         return Unseen.NULL if distinct else Unseen.NONE
-    return ", ".join(sorted(map(str, distinct)))
+    return ", ".join(sorted(map(shown, distinct)))
 
 
 def like(part, key, what, mine, reference, get, hint) -> Finding:
     """Return a finding that fails unless `get(run)` is equal for both runs."""
     yours, expected = get(mine), get(reference)
-    return Finding(part, key, what, yours == expected, shown(yours), str(expected), hint)
+    return Finding(part, key, what, yours == expected, shown(yours), shown(expected), hint)
 
 
 def alike(mine, reference, *looks) -> list[Finding]:
@@ -278,13 +280,15 @@ def _updates(run):
     kinds = "; ".join(
         "{count} of {weights} weights, {settings}".format(**u) for u in run.whole.updates
     )
-    rates = ", ".join("unknown" if r is None else f"{r:.5g}" for r in run.whole.rates)
-    return f"{kinds}; rates {rates}"
+    kinds = re.sub("[{}']", "", kinds).replace(": ", " ")  # a dictionary's
+    rates = ["unknown" if r is None else f"{r:.5g}" for r in run.whole.rates]
+    same = len(rates) > 1 and len({*rates}) == 1
+    return f"{kinds}; " + (f"rate {rates[0]} in each" if same else f"rates {', '.join(rates)}")
 
 
 def _touched(run):
-    times = max(rank.whole.touched or 0 for rank in run.ranks)
-    return f"changed {times} times" if times else "left alone"
+    count = max(rank.whole.touched or 0 for rank in run.ranks)
+    return f"changed {times(count)}" if count else "left alone"
 
 
 def _drawn(run):

@@ -51,6 +51,8 @@ class Unseen(StrEnum):
 
 def shown(value) -> str:
     """Return a value as text; one that is missing stays `Unseen`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return value if isinstance(value, Unseen) else Unseen.NULL if value is None else str(value)
 
 

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Sequence
 
 from dlojz.check.exercise import SAME, Finding, State
+from dlojz.check.wording import both
 from dlojz.runs import log, records
 
 WHICH, HINT = (SAME, "told", "losses and accuracy in the log"), "told"
@@ -37,10 +38,10 @@ def finding(
     looks = [*_steps(ranks), *_epochs(ranks[0].epochs, met)] if seen else _replayed(ranks, every)
     for logged, expected, what, epoch in looks:
         if (epoch == 0 or not first) and (logged is None or not _near(logged, *expected)):
-            asked = f"{expected[0]:.5g}, which is what the auditor saw"
-            text = f"{what}: {'nothing' if logged is None else f'{logged:.5g}'}"
-            return Finding(*WHICH, False, text, asked, HINT)
-    return Finding(*WHICH, True, "what the auditor saw", "the same")
+            text, asked = both(math.nan if logged is None else logged, expected[0])
+            text = f"{what}: {'nothing' if logged is None else text}"
+            return Finding(*WHICH, False, text, f"{asked}, which is what the check saw", HINT)
+    return Finding(*WHICH, True, "what the check saw", "the same")
 
 
 def rates(mine: log.Run, reference: log.Run) -> Finding:
@@ -48,8 +49,8 @@ def rates(mine: log.Run, reference: log.Run) -> Finding:
     pairs = zip(mine.steps.lr, reference.steps.lr, strict=False)
     for step, (logged, usual) in enumerate(pairs):
         if not (abs(logged - usual) <= RATE * usual or logged == _rounded(usual)):
-            text = f"{logged:.12g} in step {step}"
-            return Finding(*RATES, False, text, f"{usual:.12g}", HINT)
+            text, asked = both(logged, usual)
+            return Finding(*RATES, False, f"{text} in step {step}", asked, HINT)
     return Finding(*RATES, True, "the solution's", "the same")
 
 

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 from dlojz.check.exercise import SAME, Finding
+from dlojz.check.wording import number
 from dlojz.runs import derived, log
 
 WHICH, HINT = (SAME, "marks", "Chronometer's speed"), "marks"
@@ -23,13 +24,13 @@ def _speed_of(run):
     images, wall_s = (sum(w[name] for w in windows) for name in ("images", "wall_s"))
     # A busy machine may hold a process between the stopwatch's mark and the Chronometer's.
     slack_s = CHRONOMETER * wall_s + CHRONOMETER_S
-    asked = f"{images / wall_s:,.0f} images/s, as the check's own clock measured"
+    asked = f"{number(images / wall_s)} images/s, as the check's own clock measured"
     logged = _logged(run, windows)
     if logged is None:
         return Finding(*WHICH, False, "nothing", asked, HINT)
     counted, least_s, most_s = logged
     ok = counted == images and least_s - slack_s <= wall_s <= most_s + slack_s
-    return Finding(*WHICH, ok, f"{counted / least_s:,.0f} images/s", asked, None if ok else HINT)
+    return Finding(*WHICH, ok, f"{number(counted / least_s)} images/s", asked, None if ok else HINT)
 
 
 def _logged(run, windows):

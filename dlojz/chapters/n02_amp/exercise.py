@@ -14,6 +14,7 @@ from dlojz.check.common import (
     words,
 )
 from dlojz.check.exercise import MECHANISM, SAME, Exercise, Extra, Finding, Runs, Unseen
+from dlojz.check.wording import number
 
 FP16, FP32 = "fp16-clipped", "fp32-accumulates"
 BF16 = "bf16"
@@ -155,7 +156,7 @@ def _near(norm, expected):
 
 
 def _number(value):
-    return Unseen.UNKNOWN if value is None else f"{value:.4g}"
+    return Unseen.UNKNOWN if value is None else number(value)
 
 
 def extras(on_gpu: bool) -> list[Extra]:

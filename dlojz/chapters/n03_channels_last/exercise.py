@@ -26,7 +26,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     )
     return [
         _multiple_of_8(mine, reference),
-        flag(mine, "--channels-last", bool, "True", "which"),
+        flag(mine, "--channels-last", bool, "yes", "which"),
         *(
             Finding(MECHANISM, key, what, found == WANTED, found, WANTED, hints.get(key, key))
             for key, what, found in layouts

@@ -2,7 +2,7 @@
 
 from dlojz.check.bars import Bar
 from dlojz.check.common import flag, like, no_brake
-from dlojz.check.exercise import MECHANISM, Exercise, Extra, Finding, Runs, Unseen
+from dlojz.check.exercise import MECHANISM, Exercise, Extra, Finding, Runs, Unseen, shown
 from dlojz.runs import log
 from dlojz.runs.folder import trace_file
 from dlojz.traces import trace
@@ -20,7 +20,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     """Return findings on the profiler's actions in each step, and on the trace."""
     mine, reference = runs.mine, runs.reference
     asked = bool(runs.arguments["profile"])
-    found = [flag(mine, "--profile", bool, "True", "asked")]
+    found = [flag(mine, "--profile", bool, "yes", "asked")]
     # The evidence lacks the last step while a profiler runs: the solution's was still running.
     if reference.end.get("outcome") == "completed" and not reference.last:
         steps = f"{len(reference.steps)}"
@@ -60,7 +60,7 @@ def _schedule(actions):
         Finding(
             *(MECHANISM, "recorded", "steps recorded by the profiler", enough, text, few, "left-on")
         ),
-        Finding(MECHANISM, "warm-up", "warm-up before them", warm, str(warm), "True", "warm-up"),
+        Finding(MECHANISM, "warm-up", "warm-up before them", warm, shown(warm), "yes", "warm-up"),
     ]
 
 

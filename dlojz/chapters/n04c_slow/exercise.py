@@ -2,6 +2,7 @@
 
 from dlojz.chapters.n04c_slow import cases as slow
 from dlojz.check.exercise import Finding, Prepared, State
+from dlojz.check.wording import share
 
 SAME, REPAIRED, FAST = "same work", "six repairs", "as fast"
 CLOSE = 1e-2  # a share: right repairs differ by rounding, up to 3e-4, wrong ones by a tenth
@@ -77,7 +78,7 @@ def _same_work(file, seen, off):
     for name, error in off.items():
         what, hint, counted = slow.RESULTS[name]
         ok = _close(name, error)
-        text = f"{error:g} differ" if counted else f"off by {error:.2g} of it"
+        text = f"{error:g} differ" if counted else f"off by {share(error)}"
         yield Finding(SAME, what, what, ok, "equal" if ok else text, "equal", hint)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dlojz.check.bars import CPU, HOPPER, LARGE, Bar
 from dlojz.check.common import alike, no_brake, words
 from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs, Unseen
+from dlojz.check.wording import share
 from dlojz.runs.folder import group_file
 
 # Another seed than 0, a sampler's default.
@@ -66,7 +67,7 @@ def _accumulates(mine, reference, dealt):
     pair = mine.ranks, reference.ranks
     away = _away(*pair)
     # Only up to the first updates, before rounding grows.
-    near = f"at most {NEAR:.1%} away in {FIRST_STEPS} batches"
+    near = f"at most {share(NEAR)} away in {FIRST_STEPS} batches"
     updates, images, rate, reduced = alike(
         *pair,
         (SAME, "accumulate", "updates of 7 batches, 2 each", _updates, "accumulate"),
@@ -77,7 +78,8 @@ def _accumulates(mine, reference, dealt):
     # If gradients are not exchanged, the losses differ for that reason.
     hint = "mean" if dealt and not reduced.fails else None
     what = "losses of an update's batches"
-    losses = Finding(SAME, "mean", what, away < NEAR, f"{away:.2g}", near, hint)
+    text = f"fewer than {FIRST_STEPS}" if math.isinf(away) else f"{share(away)} away"
+    losses = Finding(SAME, "mean", what, away < NEAR, text, near, hint)
     return [updates, images, losses, rate, reduced]
 
 

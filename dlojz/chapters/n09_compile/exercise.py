@@ -73,10 +73,10 @@ def _inside(mine, reference):
 
 def _at_most(key, what, count, mine, reference):
     yours, usual = count(mine), count(reference)
-    text = ", ".join(dict.fromkeys(yours)) or "none"
+    text = f"{len(yours)} ({', '.join(dict.fromkeys(yours))})" if yours else "none"
     ok = len(yours) <= len(usual)
-    text = f"{len(yours)}: {text}"
-    return Finding(MECHANISM, key, what, ok, text, f"at most {len(usual)}", key)
+    asked = f"at most {len(usual)}" if usual else "none"
+    return Finding(MECHANISM, key, what, ok, text, asked, key)
 
 
 def _breaks(run):

@@ -1,6 +1,7 @@
 """09_repair: a network keeps its values, and torch.compile makes one graph of it, once."""
 
 from dlojz.check.exercise import Finding, Prepared, State
+from dlojz.check.wording import share
 
 VALUES, GRAPH = "same values", "one graph"
 WARM = 10  # calls in which the counter may change the values
@@ -56,7 +57,7 @@ def _sides(large, ways):
 def _equal(key, what, errors, hint):
     wrong = [error for error in errors if error > SAME]
     text = f"{len(wrong)} of {len(errors)} differ"
-    text += f", by up to {max(wrong):.2g} of the largest" if wrong else ""
+    text += f", by up to {share(max(wrong), 'the largest')}" if wrong else ""
     return Finding(VALUES, key, what, not wrong, text, "as in the prepared network", hint)
 
 

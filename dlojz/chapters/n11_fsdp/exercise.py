@@ -79,9 +79,9 @@ def _made(mine, reference):
     """Return a finding that fails if the model was built with values: a large one would not fit."""
     sizes = [[run.probe.made_bytes for run in ranks] for ranks in (mine, reference)]
     yours, most = max(sizes[0]), max(sizes[1])
-    text, asked = (f"{size / 1e6:.1f} MB" for size in (yours, most))
+    text, asked = _mb(yours), f"at most {_mb(most)}" if most else "nothing"
     what = "weights made before they are shared"
-    return Finding(MECHANISM, "made", what, yours <= most, text, f"at most {asked}", "whole")
+    return Finding(MECHANISM, "made", what, yours <= most, text, asked, "whole")
 
 
 def _first(ranks):
