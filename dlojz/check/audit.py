@@ -33,6 +33,7 @@ RATE = 1e-12  # a forgotten schedule is 3e-6 after eleven updates of a long one
 # make (foreach, fused) are 0. A GPU's fused AdamW is up to 80 from a processor's, so it is replayed
 # on the device of the run.
 ROUNDINGS = 8
+ROUNDING = 1e-6  # of losses, which are shown: a share
 BUFFERS = 1e-5  # statistics that were not updated are 5e-2, the mean of two processes' 2e-3
 LOSSES = "losses"  # the key, and the hint
 EVALUATION = "evaluation"  # the hint
@@ -211,9 +212,7 @@ def _other_pixels(worst, word, place):
     """Return the largest difference of an image's pixels in words."""
     if math.isinf(worst):
         return f"of another shape, or not a number, in {word} {place}"
-    return (
-        f"differ by {number(worst)} standard deviations in {word} {place}" if worst else "the same"
-    )
+    return f"differ by {worst:.2g} standard deviations in {word} {place}" if worst else "the same"
 
 
 def _criterion(runs):
@@ -429,7 +428,9 @@ def losses(mine: log.Run, reference: log.Run) -> Finding:
             return _finding(LOSSES, False, text, number(usual), LOSSES, steps=steps)
     off = [_away(*pair) for pair in pairs]
     step = max(range(len(off)), key=off.__getitem__)
-    text = f"up to {share(off[step])} apart, in step {step}" if off[step] else "the same"
+    text = "the same, up to rounding"
+    if off[step] > ROUNDING:
+        text = f"up to {share(off[step])} apart, in step {step}"
     return _finding(LOSSES, State.NOT_ASKED, text, "the updates are judged, not these", steps=steps)
 
 

@@ -6,6 +6,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise, zip_longest
 
 from dlojz.check.exercise import MECHANISM, SAME, Finding, State, Unseen, shown
@@ -84,7 +85,6 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
         ("val-images", "images in validation", lambda r: shapes(r, "val"), mode or "validation"),
         ("backward", "backward passes", lambda r: r.whole.backward, "backward"),
         ("changed", "weights changed", lambda r: r.whole.weights_changed, "backward"),
-        ("weights", "initial weights, checksum", lambda r: r.probe.weights, "weights"),
         ("drawn", "images drawn, by index", _drawn, "images"),
     )
     steps = [r.whole.optimizer_steps for r in (mine, reference)]
@@ -96,9 +96,17 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
     hint = "optimizers" if (mine.audit.updates or 0) > (steps[0] or 0) else hint
     return [
         *alike(mine, reference, *((SAME, *look) for look in looks)),
-        like_if_seen(
-            *(SAME, "labels", "labels of the first batch, checksum", mine, reference),
-            *(lambda r: r.probe.labels, "images"),
+        _in_words(
+            like(
+                *(SAME, "weights", "initial weights", mine, reference),
+                *(lambda r: r.probe.weights, "weights"),
+            )
+        ),
+        _in_words(
+            like_if_seen(
+                *(SAME, "labels", "labels of the first batch", mine, reference),
+                *(lambda r: r.probe.labels, "images"),
+            )
         ),
         Finding(SAME, "updates", "updates of the weights", close, *map(str, steps), hint),
         *schedule_goes_on(mine),
@@ -106,6 +114,14 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
         _as_fine("loss-dtype", "dtype of the loss", mine, reference, _loss_dtypes),
         _as_fine("val-dtype", "dtype of the outputs in validation", mine, reference, _val_dtypes),
     ]
+
+
+def _in_words(found):
+    """Return a finding that compares checksums with words in their place."""
+    if found.state == State.NOT_ASKED or not found.reached:
+        return found
+    yours = "others" if found.fails else "the solution's"
+    return replace(found, yours=yours, expected="the solution's")
 
 
 def _as_fine(key, what, mine, reference, get):
@@ -280,6 +296,7 @@ def _updates(run):
     kinds = "; ".join(
         "{count} of {weights} weights, {settings}".format(**u) for u in run.whole.updates
     )
+    kinds = re.sub(r"'\w+': (0|False|None)(, |(?=}))", "", kinds).replace(", }", "}")
     kinds = re.sub("[{}']", "", kinds).replace(": ", " ")  # a dictionary's
     rates = ["unknown" if r is None else f"{r:.5g}" for r in run.whole.rates]
     same = len(rates) > 1 and len({*rates}) == 1
@@ -352,4 +369,5 @@ def _waits(run):
 def _at_most(key, what, yours, expected, hint):
     ok = None not in (yours, expected) and yours <= expected
     most = f"at most {expected}" if expected else "none"
-    return Finding(MECHANISM, key, what, ok, shown(yours), most, hint)
+    text = Unseen.UNKNOWN if yours is None else str(yours)
+    return Finding(MECHANISM, key, what, ok, text, most, hint)

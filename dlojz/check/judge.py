@@ -357,7 +357,7 @@ def _later(run, solution, validated) -> Finding:
     if validated:
         looked += [*audit.validated(found), *filter(None, [audit.another_model(ranks)])]
     failing = [f for f in looked if f.fails]
-    words = "".join(f"{f.what}: {f.yours}" for f in failing[:1])
+    words = "".join(f"{f.what}: {f.yours}, expected {f.expected}" for f in failing[:1])
     words += f", and {len(failing) - 1} more" if len(failing) > 1 else ""
     epochs = solution.log.start["arguments"].get("epochs", 1)
     early = [

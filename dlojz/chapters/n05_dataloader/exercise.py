@@ -90,7 +90,7 @@ def _cuts(mine, reference):
         ),
         Finding(
             *(SAME, "detail", "detail of an image", abs(detail) <= DETAIL, f"{1 + detail:.0%}"),
-            *(f"the solution's, within {DETAIL:.0%}", "detail"),
+            *(f"100% of the solution's, within {DETAIL:.0%}", "detail"),
         ),
         Finding(
             *(MECHANISM, "fresh", "a changed file shows", mine.fresh == reference.fresh),
