@@ -395,7 +395,7 @@ def announced(entries: Sequence[series.Entry], seconds: float) -> str:
 def doing(entries: Sequence[series.Entry], done: int, compiles: bool = False) -> str:
     """Return the present run in words: "your trainer", "two epochs", "pair 3 of 6".
 
-    compiles: the job did, so the runs before the pairs do, unless they are told not to. Those of
+    compiles: the job did, so the runs before the pairs do, unless a flag switches it off. Those of
     the pairs find the compiled code in the cache.
     """
     now = entries[min(done, len(entries) - 1)]
