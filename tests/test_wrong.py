@@ -35,6 +35,7 @@ NEED = {
         "fp16-clipped": {"scaler", "scaler-step", "scaler-update", "unscale", "format", "momentum"}
         | {"waits"},
         "fp32-accumulates": {"scaler-always", "enabled", "tf32", "mean"},
+        "tf32": {"enabled"},
     },
     "03_channels_last": {"no-channels-last": {"autotuner", "not-asked", "later", "touched"}},
     "04_profiler": {"without-the-flag": {"always", "not-there"}},

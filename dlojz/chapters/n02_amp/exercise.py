@@ -17,7 +17,7 @@ from dlojz.check.exercise import MECHANISM, SAME, Exercise, Extra, Finding, Runs
 from dlojz.check.wording import number
 
 FP16, FP32 = "fp16-clipped", "fp32-accumulates"
-BF16 = "bf16"
+BF16, TF32 = "bf16", "tf32"
 CLIP_NORM = 0.7  # unlikely to be written into a trainer
 SMALLER = 2**7  # factor below the solution's: a scaler's factor changes by 2 at a time
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"
@@ -49,6 +49,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         *(_scaled(*runs.extras[FP16]) if FP16 in runs.extras else []),
         *(_in_float32(*runs.extras[FP32]) if FP32 in runs.extras else []),
         *(_in_bfloat16(*runs.extras[BF16]) if BF16 in runs.extras else []),
+        *(_in_tf32(*runs.extras[TF32]) if TF32 in runs.extras else []),
         *no_brake(mine, reference),
     ]
 
@@ -151,6 +152,15 @@ def _in_bfloat16(mine, reference):
     ]
 
 
+def _in_tf32(mine, reference):
+    return alike(
+        *(mine, reference),
+        (MECHANISM, "layers-tf32", f"{LAYERS}, in tf32", _outputs, "enabled"),
+        (MECHANISM, "matmul-in-tf32", "float32 matrix products, in tf32", MATMUL, "tf32"),
+        (MECHANISM, "conv-in-tf32", "float32 convolutions, in tf32", CONV, "tf32"),
+    )
+
+
 def _near(norm, expected):
     return None not in (norm, expected) and abs(norm - expected) <= 0.1 * expected
 
@@ -164,14 +174,16 @@ def extras(on_gpu: bool) -> list[Extra]:
 
     The one in fp32 has two epochs. fp16 has eight steps, because the scaler skips the first ones
     until its scale is small enough. On a GPU there is also one in bf16, because fp16 is autocast's
-    default there, as bf16 is on a processor.
+    default there, as bf16 is on a processor. The one in tf32 asks whether autocast stays off: what
+    a trainer does with neither fp32 nor 16 bits shows in no other run.
     """
     kinds = {
         FP16: f"--test-nsteps 8 --precision fp16 --clip-norm {CLIP_NORM}",
         FP32: "--test-nsteps 4 -e 2 --precision fp32 --deterministic --accumulate 2",
         BF16: "--test-nsteps 2 --precision bf16",
+        TF32: "--test-nsteps 2 --precision tf32",
     }
-    wanted = (FP16, FP32, BF16) if on_gpu else (FP16, FP32)
+    wanted = (FP16, FP32, TF32, BF16) if on_gpu else (FP16, FP32, TF32)
     return [Extra(name, tuple(f"{SMALL} {kinds[name]}".split())) for name in wanted]
 
 
