@@ -1,5 +1,6 @@
 """What is seen of torch.compile, and what an exercise makes of it."""
 
+import argparse
 import os
 import re
 import subprocess
@@ -130,6 +131,28 @@ def test_a_model_that_will_be_compiled_is_known():
     in_place.last.compile()
     found = [compilation.is_compiled(m) for m in (in_place, wrapped, Small())]
     assert found == [True, True, False]
+
+
+def test_each_word_is_asked_of_torch_compile_without_compiling(monkeypatch):
+    def compiled(model, args):
+        if args.compile == "default":
+            model.compile(mode=args.compile)
+        elif args.compile == "aot_eager":
+            return torch.compile(model, backend="aot_eager")
+        elif args.compile == "max-autotune":
+            model.compile(args.compile)
+
+    monkeypatch.setattr("__main__.compiled", compiled, raising=False)
+    found = compilation.words(Small(), argparse.Namespace(compile="off"))
+    error = found.pop("max-autotune")
+    assert error.startswith("TypeError: compile() takes")
+    assert found == {"default": "mode default", "aot_eager": "backend aot_eager"}
+    assert not counters["stats"]
+
+
+def test_a_trainer_that_compiles_elsewhere_asks_nothing_here(monkeypatch):
+    monkeypatch.setattr("__main__.compiled", lambda model, args: model, raising=False)
+    assert compilation.words(Small(), argparse.Namespace(compile="off")) == {}
 
 
 def test_products_outside_of_compiled_code_are_counted():

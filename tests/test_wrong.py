@@ -44,7 +44,7 @@ NEED = {
         "two-epochs": {"epoch", "one-writer", "gather", "frozen", "names", "later"},
         "accumulates": {"accumulate", "deal", "mean", "schedule", "no-sync"},
     },
-    "09_compile": {"not-compiled": {"not-asked"}},
+    "09_compile": {"not-compiled": {"not-asked", "mode"}},
     "11_fsdp": {
         "two-batches": {"clip", "no-sync", "all-write", "accumulate", "goes-on", "shard"},
         "copies": {"not-asked"},

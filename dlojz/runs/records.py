@@ -253,6 +253,8 @@ class Compilation(Record):
     breaks: dict = field(default_factory=dict)  # how many, by reason
     differentiated: int = 0  # graphs that AOTAutograd took: with the backend "eager", none
     generated: int = 0  # graphs for which Inductor made code, forward and backward
+    # What the trainer asks torch.compile for, by word of --compile; in a short run that is off.
+    words: dict = field(default_factory=dict)
 
     @property
     def in_training(self) -> list[dict]:

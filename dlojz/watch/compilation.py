@@ -3,13 +3,19 @@
 Torch announces the begin and end of a compilation, and keeps counters.
 """
 
+import sys
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
+
+import torch
 
 from dlojz.runs import records
 from dlojz.traces import kinds
 from dlojz.training import private
+from dlojz.training.flags import declared
+from dlojz.training.replaced import replaced
 
 
 def is_compiled(model) -> bool:
@@ -48,6 +54,32 @@ class Compilations:
             differentiated=counters["aot_autograd"]["ok"],
             generated=inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_hit"],
         )
+
+
+def words(model, args) -> dict[str, str]:
+    """Return the mode or backend that the trainer's `compiled` asks for, by word of --compile.
+
+    torch.compile judges its arguments at once, and compiles in a first call that never comes: a run
+    in a mode of Inductor would take a compiler and minutes. {}: the trainer compiles elsewhere.
+    """
+    compiled = getattr(sys.modules["__main__"], "compiled", None)
+    (flag,) = (flag for flag in declared("compile") if flag.label == "--compile")
+    found = {}
+    for word in flag.choices if compiled else ():
+        asked = found[word] = []
+
+        def note(*names, asked=asked, real=torch.compile, **how):
+            asked.append(f"mode {how.get('mode') or 'default'}")
+            if how.get("backend", "inductor") != "inductor":
+                asked[-1] = f"backend {how['backend']}"
+            return real(*names, **how)
+
+        with replaced(torch, compile=note):
+            try:
+                compiled(model, Namespace(**vars(args) | {"compile": word}))
+            except Exception as error:  # of any kind: it is the trainer's code
+                asked[:] = [f"{type(error).__name__}: {error}".partition("\n")[0]]
+    return {word: ", ".join(dict.fromkeys(asked)) for word, asked in found.items() if asked}
 
 
 def breaks(counters) -> dict:

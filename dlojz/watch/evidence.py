@@ -28,6 +28,7 @@ import sys
 import zlib
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, islice
 
 import torch
@@ -397,7 +398,10 @@ class Witness:
         with suppress(RuntimeError):  # a device that has failed raises here; the log needs its end
             self._end_probe()
             self._run.evidence(self._whole())
-            if (compiled := self._compilations.seen()) != records.Compilation():
+            compiled = self._compilations.seen()
+            if self._steps and "--compile" in sys.argv and not self._compiles:
+                compiled = replace(compiled, words=compilation.words(self._model, self._args))
+            if compiled != records.Compilation():
                 self._run.evidence(compiled)
             if self._auditor:
                 self._auditor.finish()

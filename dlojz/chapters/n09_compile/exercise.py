@@ -130,8 +130,15 @@ def _pieces(mine: log.Run, reference: log.Run) -> list[Finding]:
 
 
 def _off(mine, reference):
+    """Return findings on the run with --compile off, which is asked for the other words, too."""
     which = "graphs-off", "graphs, --compile off"
-    return [like(MECHANISM, *which, mine, reference, lambda r: r.compilation.graphs, "not-asked")]
+    rows = [like(MECHANISM, *which, mine, reference, lambda r: r.compilation.graphs, "not-asked")]
+    yours, usual = (run.compilation.words for run in (mine, reference))
+    for word, asked in usual.items() if yours else ():  # {}: another function compiles
+        found, what = yours.get(word, "nothing"), f"asked of torch.compile, --compile {word}"
+        which = MECHANISM, f"asks-{word}", what
+        rows.append(Finding(*which, found == asked, found, asked, "mode"))
+    return rows
 
 
 def extras(on_gpu: bool) -> list[Extra]:
