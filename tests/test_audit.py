@@ -569,6 +569,21 @@ def test_a_group_of_weights_may_have_a_name():
     assert "lr" not in seen[0]
 
 
+def test_a_scaler_is_found_inside_another_part():
+    class Native:
+        def __init__(self, scaler):
+            self._scaler = scaler
+
+        def state_dict(self):
+            return self._scaler.state_dict()
+
+    scaler, off = (torch.amp.GradScaler("cpu", enabled=enabled) for enabled in (True, False))
+    found = [SimpleNamespace(scaler=part) for part in (scaler, Native(scaler))]
+    assert all(readings.scaler(training) is scaler for training in found)
+    none = [SimpleNamespace(scaler=part) for part in (None, off, Native(off))]
+    assert not any(map(readings.scaler, none))
+
+
 def test_groups_may_name_their_settings_in_any_order():
     weights, kept = [torch.nn.Parameter(torch.zeros(1))], {"weight_decay": 1e-4, "momentum": 0.9}
     seen = []

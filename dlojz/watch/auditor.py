@@ -30,7 +30,7 @@ from dlojz.machine import facts as machine
 from dlojz.runs import records
 from dlojz.runs.log import WARMUP_STEPS
 from dlojz.traces import kinds
-from dlojz.training import checkpoint, private
+from dlojz.training import private
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
 from dlojz.watch import calls, readings, stopwatch, store
@@ -484,10 +484,8 @@ def _copy(value):
 
 def _scale(training):
     """Return the gradient scaler's factor, on its device; None without a scaler."""
-    for part in checkpoint.parts(training).values():
-        if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
-            return _copy(private.scale(part))
-    return None
+    scaler = readings.scaler(training)
+    return None if scaler is None else _copy(private.scale(scaler))
 
 
 def _copies(tensors) -> dict:

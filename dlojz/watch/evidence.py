@@ -32,6 +32,7 @@ from dataclasses import replace
 from itertools import chain, islice
 
 import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from dlojz import idr_torch
@@ -458,8 +459,8 @@ class Witness:
 
     def _scale(self):
         """Return the gradient scaler's final scale; None if there is none, or it is disabled."""
-        scaler = getattr(self._training, "scaler", None)
-        return scaler.get_scale() if scaler is not None and scaler.is_enabled() else None
+        scaler = readings.scaler(self._training)
+        return None if scaler is None else scaler.get_scale()
 
 
 def digest(model) -> str | None:
@@ -599,7 +600,8 @@ def _loader(loader):
 def _distributed(model):
     found = private.ddp_facts(model)
     facts = {k: found[k] for k in DDP_FACTS if k in found}
-    return {"wrapper": type(model).__name__} | facts if found else {}
+    wrapper = type(model).__name__ if found or isinstance(model, FullyShardedDataParallel) else None
+    return {"wrapper": wrapper} | facts
 
 
 def _is_sharded(model):

@@ -2,7 +2,7 @@
 
 import torch
 
-from dlojz.training import private
+from dlojz.training import checkpoint, private
 
 # The tensors of an optimizer's state that have the shape of the weight.
 STATES = {"Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq")}
@@ -74,6 +74,15 @@ def per_image(criterion, loss, images: int):
     if sums(criterion):
         return loss / images
     return loss.mean() if loss.ndim else loss.clone()
+
+
+def scaler(training):
+    """Return the enabled gradient scaler, a part of a training or inside one; None without one."""
+    for part in checkpoint.parts(training).values():
+        for held in (part, *getattr(part, "__dict__", {}).values()):
+            if isinstance(held, torch.amp.GradScaler) and held.is_enabled():
+                return held
+    return None
 
 
 def states_of(optimizer) -> tuple[str, ...]:
