@@ -39,6 +39,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         return [Finding(MECHANISM, *["processes"] * 2, False, "1", "2 or more", "alone")]
     return [
         *_flags(mine, runs.arguments),
+        *_version(mine),
         *alike(*pair, (SAME, "first", FIRST, _first, "one-model")),
         _made(*pair),
         *alike(
@@ -73,6 +74,14 @@ def _flags(mine, arguments):
     if arguments.get("sharding") != "fsdp":
         text = shown(arguments.get("sharding"))
         yield Finding(MECHANISM, "sharding", "sharding of the job", False, text, "fsdp", "ask")
+
+
+def _version(mine):
+    """Return a failed finding for a model in FSDP's first version, else []."""
+    found, asked = mine.last.wrapper, "fully_shard"
+    if found != "FullyShardedDataParallel":
+        return []
+    return [Finding(MECHANISM, "version", "version of FSDP", False, found, asked, "version")]
 
 
 def _made(mine, reference):
@@ -317,7 +326,7 @@ EXERCISE = Exercise(
     second=smaller,
     second_name="smaller",
     small="--model vit_tiny --image-size 32 -b 8",
-    first_hints=WORK_FIRST,
+    first_hints=("version", *WORK_FIRST),
     waited="together",
     causes=(
         (r"view size is not compatible", "layout"),
