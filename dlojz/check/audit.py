@@ -313,7 +313,8 @@ def _frozen(runs):
                     f"{update.update}"
                 )
                 asked = f"{len(usual.missing)} weights, {usual.evaluating} layers"
-                return _finding("frozen", False, text, asked, "frozen")
+                early = update.update < 0  # the optimizer began before the model
+                return _finding("frozen", False, text, asked, "closure" if early else "frozen")
     return _finding("frozen", True, "none", "none")
 
 

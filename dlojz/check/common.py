@@ -87,13 +87,6 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
         ("changed", "weights changed", lambda r: r.whole.weights_changed, "backward"),
         ("drawn", "images drawn, by index", _drawn, "images"),
     )
-    steps = [r.whole.optimizer_steps for r in (mine, reference)]
-    # A gradient scaler skips an update now and then, depending on rounding, and more of them or
-    # fewer if it begins with another factor.
-    scaled = mine.whole.scale is not None and _tried(mine) == _tried(reference)
-    close = None not in steps and (scaled or abs(steps[0] - steps[1]) <= 1)
-    hint = "skipped" if _keeps_what_is_skipped(mine, reference) else "backward"
-    hint = "optimizers" if (mine.audit.updates or 0) > (steps[0] or 0) else hint
     return [
         *alike(mine, reference, *((SAME, *look) for look in looks)),
         _in_words(
@@ -108,7 +101,7 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
                 *(lambda r: r.probe.labels, "images"),
             )
         ),
-        Finding(SAME, "updates", "updates of the weights", close, *map(str, steps), hint),
+        _updates_made(mine, reference),
         *schedule_goes_on(mine),
         finite_momenta(mine),
         _as_fine("loss-dtype", "dtype of the loss", mine, reference, _loss_dtypes),
@@ -122,6 +115,20 @@ def _in_words(found):
         return found
     yours = "others" if found.fails else "the solution's"
     return replace(found, yours=yours, expected="the solution's")
+
+
+def _updates_made(mine, reference):
+    """Return a finding on the updates of the weights: their number, and that of all optimizers."""
+    made, usual = (r.whole.optimizer_steps for r in (mine, reference))
+    # A gradient scaler skips an update now and then, depending on rounding, and more of them or
+    # fewer if it begins with another factor.
+    scaled = mine.whole.scale is not None and _tried(mine) == _tried(reference)
+    close = None not in (made, usual) and (scaled or abs(made - usual) <= 1)
+    hint = "skipped" if _keeps_what_is_skipped(mine, reference) else "backward"
+    text, of_all = str(made), mine.audit.updates or 0
+    if of_all > (made or 0):
+        close, hint, text = False, "optimizers", f"{made}, and {of_all} by all optimizers"
+    return Finding(SAME, "updates", "updates of the weights", close, text, str(usual), hint)
 
 
 def _as_fine(key, what, mine, reference, get):

@@ -23,7 +23,7 @@ PARTS = (SAME, FASTER, MECHANISM)
 # Hints on different work come first, then those on dishonest measurements and missing flags.
 WORK_FIRST = (
     *("called", "eval-mode", "train-mode", "images", "validation"),
-    *("momentum", "optimizers", "backward", "marks", "flag"),
+    *("momentum", "optimizers", "closure", "backward", "marks", "flag"),
 )
 
 
