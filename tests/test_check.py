@@ -49,7 +49,7 @@ def first_checks(ran):
     It takes seconds of a core, so several tests look at this one.
     """
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     said, submitted = io.StringIO(), [len(launch.jobs())]
@@ -132,7 +132,7 @@ def test_a_check_goes_on_with_the_job_that_an_interrupt_left(first_checks):
 def test_where_no_gain_is_asked_nothing_is_compared(job):
     """On this processor: a single ratio has no spread."""
     names = [e.name for e in plan.of(exercises.find("01_gpu"), job).entries]
-    assert names == ["solution", "rehearsal-solution", "rehearsal", "yours"]
+    assert names == ["solution", "yours", "rehearsal-solution", "rehearsal"]
     found = check("01", job)
     assert found.passed
     assert "– speed: not compared\n" in repr(found)
@@ -589,9 +589,9 @@ def test_what_is_before_the_pairs_is_judged_once_and_by_itself(monkeypatch):
         judged.append((list(ended), timed))
         return SimpleNamespace(findings=[Finding(SAME, "images", "images", True, "1", "1")])
 
-    def wait(job, step, enough):
+    def wait(job, planned, enough, failing):
         for name in left:
-            found[name] = name
+            found[name] = ended_run(name)
             if answer := enough():
                 return answer
 
@@ -602,11 +602,46 @@ def test_what_is_before_the_pairs_is_judged_once_and_by_itself(monkeypatch):
     monkeypatch.setattr(run, "keys_of", lambda _: keys)
     planned = planned_of(keys)
     for known in (0, 4):
-        found, left = dict.fromkeys([*keys][:known]), [*keys][known:]
+        found, left = {n: ended_run(n) for n in [*keys][:known]}, [*keys][known:]
         monkeypatch.setattr(run, "known", lambda *_, found=found: found)
         judged.clear()
         assert run.finished(planned, judge.Standards()).keys() == keys.keys()
         assert judged == [(["solution", "yours"], False)]
+
+
+def ended_run(name, completed=True):
+    """A run of a check that has ended, of which only its place in the plan and its end are read."""
+    how = How.COMPLETED if completed else How.FAILED
+    return SimpleNamespace(entry=made.entry(name), end=Ending(how, ""))
+
+
+@pytest.mark.parametrize(("crashed", "enough"), [("yours", True), ("two-epochs", False)])
+def test_a_crash_that_no_other_run_can_explain_ends_the_check_at_once(crashed, enough):
+    """A run with other flags may crash for a reason that another one names better."""
+    names = ["solution", "yours", "two-epochs", "accumulates", "before-1", "after-1"]
+    found = {name: ended_run(name, name != crashed) for name in names[:3]}
+    told = run.telling(planned_of(names), found, judge.Standards())
+    assert told == ({n: found[n] for n in names[:2]} if enough else None)
+
+
+def test_a_row_that_fails_is_shown_while_the_other_runs_go_on(monkeypatch):
+    criterion, images = (
+        Finding(SAME, key, key, False, "1", "2", key) for key in ("criterion", "images")
+    )
+    open_yet = Finding(SAME, "audit", "audit", State.UNMEASURED, "not made", "made", "audit")
+    found = {name: ended_run(name) for name in ("solution", "yours", "before-1")}
+    planned = planned_of([*found, "two-epochs"])
+    seen = []
+
+    def judged(exercise, ended, standards, timed):
+        seen.append(list(ended))
+        return Verdict("01_gpu", [open_yet, criterion, images], exercise.hints)
+
+    monkeypatch.setattr(judge, "judge", judged)
+    (line,) = run.first_failing(planned, found, judge.Standards())
+    assert line.startswith("✗ images: 1, expected: 2. The other runs show whether")
+    assert seen == [["solution", "yours"]]
+    assert run.first_failing(planned, {"yours": found["yours"]}, judge.Standards()) == []
 
 
 def test_what_measures_is_the_trainer_and_all_rooms_that_it_imports():

@@ -458,7 +458,7 @@ def test_a_check_shares_how_its_job_fares(monkeypatch):
     monkeypatch.setattr(run.series, "entries", lambda job: [made.entry("solution")])
     monkeypatch.setattr(run.series, "finished", lambda job: 0)
     planned = SimpleNamespace(exercise=SimpleNamespace(step="01_gpu"), compile_s=0.0)
-    run._wait(Job(), planned, lambda: {})
+    run._wait(Job(), planned, lambda: {}, lambda: [])
     assert shared == ["QUEUED", "RUNNING"], "its end comes with the verdict"
 
 

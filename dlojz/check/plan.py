@@ -140,15 +140,16 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     precision = audit.precision_of(run, hardware)
     coarse, large = precision in audit.COARSE, bool(audit.too_large(run))
     few = _few(flags, run)
-    entries = [_entry(Role.SOLUTION, 0, solution, few, audit=LEDGER)]
+    # The trainee's comes early: it is the one whose mistakes show in most rows.
+    wish = MIDDLE | ({"watch": True} if large else {})
+    yours = _entry(Role.YOURS, 0, mine, few, reference=Role.SOLUTION)
+    yours = audited(yours, 0 if large else UPDATES, wish, tuned=not coarse)
+    entries = [_entry(Role.SOLUTION, 0, solution, few, audit=LEDGER), yours]
     for name, more in exercise.beside.items():
         entries.append(series.Entry(name, solution, [*few, *more], role=Role.BESIDE))
     entries += _beside(exercise, mine, solution, few, coarse, large)
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries += [short(extra, solution, of_solution=True), short(extra, mine)]
-    wish = MIDDLE | ({"watch": True} if large else {})
-    yours = _entry(Role.YOURS, 0, mine, few, reference=Role.SOLUTION)
-    entries.append(audited(yours, 0 if large else UPDATES, wish, tuned=not coarse))
     for i in range(1, pairs + 1):
         both = [
             _entry(Role.BEFORE, i, before, known, audit=TIMED),

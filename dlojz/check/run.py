@@ -14,7 +14,7 @@ from pathlib import Path
 from dlojz import course, launch
 from dlojz.check import judge
 from dlojz.check.ending import Cause, EndedRun, How, Role
-from dlojz.check.exercise import FASTER
+from dlojz.check.exercise import FASTER, State
 from dlojz.check.plan import Plan, hardware_of, placed
 from dlojz.check.verdict import CheckError
 from dlojz.course import presets, progress
@@ -46,7 +46,7 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
     """
     keys = keys_of(plan)
     found = known(plan, standards.trainer)
-    judged = set()
+    judged, shown = set(), []
 
     def enough_so_far():
         stage = _stage(plan.entries, found)
@@ -60,6 +60,12 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
         refuse(found)
         return enough_so_far()
 
+    def failing():
+        if not shown and not _stage(plan.entries, found):
+            shown.extend(first_failing(plan, found, standards))
+            return shown
+        return []
+
     if len(found) == len(keys):
         return found
     runs = enough_so_far()
@@ -70,7 +76,7 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
             job.end_early(ENOUGH)
         return runs
     job = job or _submit(plan, missing, found)
-    if runs := _wait(job, plan, enough):
+    if runs := _wait(job, plan, enough, failing):
         return runs
     if runs := enough():
         return runs
@@ -82,8 +88,12 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
 def telling(plan: Plan, found: Mapping[str, EndedRun], standards) -> dict[str, EndedRun] | None:
     """Return the finished runs if they are enough for a verdict, else None.
 
-    Those before the pairs are enough if something in them is wrong.
+    Those before the pairs are enough if something in them is wrong. If the trainee's trainer did
+    not complete with the job's flags, no other run can change the verdict.
     """
+    base = _by_role(found, Role.SOLUTION, Role.YOURS)
+    if len(base) == 2 and not base[str(Role.YOURS)].end.completed:
+        return base
     stage = _stage(plan.entries, found)
     if stage == ALL:
         return {entry.name: found[entry.name] for entry in plan.entries}
@@ -92,6 +102,26 @@ def telling(plan: Plan, found: Mapping[str, EndedRun], standards) -> dict[str, E
     ended = {name: run for name, run in found.items() if name in _first(plan.entries)}
     findings = judge.judge(plan.exercise, ended, standards, timed=False).findings
     return ended if any(f.fails and f.part != FASTER for f in findings) else None
+
+
+def first_failing(plan: Plan, found: Mapping[str, EndedRun], standards) -> list[str]:
+    """Return the first row that fails in the runs so far, in words; [] if none does.
+
+    It is no verdict yet: a run that is still to come may show an earlier cause.
+    """
+    ended = {name: run for name, run in found.items() if name in _first(plan.entries)}
+    if len(_by_role(ended, Role.SOLUTION, Role.YOURS)) < 2:
+        return []
+    verdict = judge.judge(plan.exercise, ended, standards, timed=False)
+    rows = [f for f in verdict.failing if f.state == State.FAILED and f.hint]
+    order = list(plan.exercise.hints)
+    rows.sort(key=lambda row: order.index(row.hint))
+    more = "The other runs show whether anything comes before it"
+    return [f"✗ {row.what}: {row.yours}, expected: {row.expected}. {more}" for row in rows[:1]]
+
+
+def _by_role(found, *roles) -> dict[str, EndedRun]:
+    return {name: run for name, run in found.items() if run.entry.role in roles}
 
 
 def _stage(entries, found) -> str:
@@ -292,13 +322,20 @@ def about_s(plan: Plan, entries: Sequence[series.Entry]) -> float:
 
 
 def say(text: str):
-    """Print a line about the check, apart from the verdict."""
+    """Print a line about the check, apart from the verdict and above a progress bar."""
+    from tqdm.auto import tqdm
+
     # In a terminal, stdout is for the verdict.
-    print(text, file=sys.stdout if launch.in_a_notebook() else sys.stderr, flush=True)
+    tqdm.write(text, file=sys.stdout if launch.in_a_notebook() else sys.stderr)
 
 
-def _wait(job, plan, enough: Callable[[], dict | None]) -> dict[str, EndedRun] | None:
-    """Wait for the end of the job. Once `enough()` returns runs, end it and return them."""
+def _wait(
+    job, plan, enough: Callable[[], dict | None], failing: Callable[[], list[str]]
+) -> dict[str, EndedRun] | None:
+    """Wait for the end of the job. Once `enough()` returns runs, end it and return them.
+
+    failing: returns lines to show meanwhile
+    """
     from tqdm.auto import tqdm
 
     step, entries, answer = plan.exercise.step, series.entries(job), None
@@ -319,6 +356,7 @@ def _wait(job, plan, enough: Callable[[], dict | None]) -> dict[str, EndedRun] |
                 bar.update(done - bar.n)
                 try:
                     answer = enough() if answer is None else answer
+                    ended.say(failing() if answer is None else [])
                 except CheckError:
                     job.cancel("one of the check's own runs failed")
                     raise
@@ -359,10 +397,16 @@ class Ended:
         if self._begun and launch.in_a_notebook():
             print(flush=True)
 
+    def say(self, lines: Sequence[str]):
+        """Show lines about the runs so far."""
+        if lines:
+            self.__exit__()
+            self._begun = False
+        for line in lines:
+            say(line)
+
     def show(self):
         """Show what has ended since the last call."""
-        from tqdm.auto import tqdm
-
         for name, runs in [*self._left.items()]:
             folders = [self._job.directory / run.name for run in runs]
             if not all((folder / "exit_code").exists() for folder in folders):
@@ -372,7 +416,7 @@ class Ended:
             if launch.in_a_notebook():
                 print(f", {text}" if self._begun else f"done: {text}", end="", flush=True)
             else:
-                tqdm.write(f"  {text}", file=sys.stderr)
+                say(f"  {text}")
             self._begun = True
 
 
