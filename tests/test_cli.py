@@ -34,6 +34,18 @@ def test_the_command_starts_without_what_a_figure_or_a_training_needs():
     assert [m for m in ("matplotlib", "numpy", "torch") if f"'{m}'" in loaded] == []
 
 
+def test_in_a_terminal_long_lines_go_on_below_their_beginning(monkeypatch, capsys):
+    from dlojz.cli.course import _wrapped
+
+    text = f"one\n    two {'word ' * 12}--a-long-flag"
+    assert _wrapped(text) == text, "a file has its lines as they are"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    first, second, third = _wrapped(text).splitlines()
+    assert (first, second.index("two"), third.index("word")) == ("one", 4, 6)
+    assert third.endswith("--a-long-flag")
+
+
 def test_submit_wait_report(course_folder, capsys, tmp_path):
     assert cli.main(["submit", "--wait", FAST]) == 0
     out = capsys.readouterr().out

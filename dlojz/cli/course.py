@@ -1,7 +1,9 @@
 """The course, from a terminal: verdicts, progress, and the trainer from step to step."""
 
 import json
+import shutil
 import sys
+from textwrap import TextWrapper
 
 from dlojz import course, launch
 from dlojz.cli import jobs
@@ -39,10 +41,23 @@ def _check(args):
     # A typo is reported before anything is submitted.
     step = args.step if args.step in course.PREPARED else course.step(args.step)
     verdict = check(step, args.job or jobs.last(), args.pairs)
-    print(json.dumps(verdict.to_dict(), indent=1) if args.json else verdict)
+    print(json.dumps(verdict.to_dict(), indent=1) if args.json else _wrapped(repr(verdict)))
     if args.hint:
         print(harmless(repr(verdict.hint(climb=True)), keep="\n\t"))
     return 0 if verdict.passed else 1
+
+
+def _wrapped(text):
+    """Return a text whose long lines go on below their beginning, if it goes to a terminal."""
+    if not sys.stdout.isatty():
+        return text
+    width = max(40, shutil.get_terminal_size().columns)
+    wrapper = TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    found = []
+    for line in text.splitlines():
+        wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip()) + 2)
+        found += wrapper.wrap(line)
+    return "\n".join(found)
 
 
 def _progress(args):
