@@ -639,7 +639,7 @@ def test_a_row_that_fails_is_shown_while_the_other_runs_go_on(monkeypatch):
 
     monkeypatch.setattr(judge, "judge", judged)
     (line,) = run.first_failing(planned, found, judge.Standards())
-    assert line.startswith("✗ images: 1, expected: 2. The other runs show whether")
+    assert line.startswith("  ✗ images: 1, expected: 2. The other runs show whether")
     assert seen == [["solution", "yours"]]
     assert run.first_failing(planned, {"yours": found["yours"]}, judge.Standards()) == []
 

@@ -303,7 +303,7 @@ def test_the_interval_of_the_pairs_decides(monkeypatch, verdict, mine, hint):
     found = timed(monkeypatch, verdict, mine, [1.0] * len(mine))
     assert found.hint_key == hint, found
     assert found.passed == (hint is None)
-    assert ("not measured: " in repr(found)) == (hint == "unmeasured" and len(mine) > 2)
+    assert ("not measured; " in repr(found)) == (hint == "unmeasured" and len(mine) > 2)
 
 
 def test_pairs_end_as_soon_as_they_decide(monkeypatch):

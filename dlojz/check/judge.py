@@ -460,7 +460,7 @@ def _asked(bar, found) -> Finding:
     if cleared is not None:
         return Finding(*which, cleared, str(found), wanted, "speed")
     state = State.OPEN if bar.not_slower else State.UNMEASURED
-    return Finding(*which, state, f"not measured: {found}", f"{wanted}; {OPEN}", "open", open=True)
+    return Finding(*which, state, f"not measured; {found}", f"{wanted}; {OPEN}", "open", open=True)
 
 
 def _is_fed(exercise, before, run) -> str:

@@ -26,6 +26,7 @@ STANDS_STILL_S, COMPILES_S = 180, 1200
 FIRST, ALL = "first", "all"  # the runs before the pairs, and these, too
 PAIR = (Role.BEFORE, Role.AFTER)
 ENOUGH = "the first runs tell the check enough"
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed}"
 CHECK_FILE = "check.json"  # in a job's folder: the check that it belongs to
 # The sources on which a run's log depends: runs of another version are not reused.
 # The code that measures; a run that older code has measured is made again.
@@ -117,7 +118,7 @@ def first_failing(plan: Plan, found: Mapping[str, EndedRun], standards) -> list[
     order = list(plan.exercise.hints)
     rows.sort(key=lambda row: order.index(row.hint))
     more = "The other runs show whether anything comes before it"
-    return [f"✗ {row.what}: {row.yours}, expected: {row.expected}. {more}" for row in rows[:1]]
+    return [f"  ✗ {row.what}: {row.yours}, expected: {row.expected}. {more}" for row in rows[:1]]
 
 
 def _by_role(found, *roles) -> dict[str, EndedRun]:
@@ -343,7 +344,7 @@ def _wait(
     with (
         _reported_if_interrupted(job),
         Ended(job, entries) as ended,
-        tqdm(total=len(entries), unit="run", leave=False, disable=silent) as bar,
+        tqdm(total=len(entries), bar_format=BAR, leave=False, disable=silent) as bar,
     ):
         while not (state := job.state).final:
             progress.share_state(job, state)

@@ -240,7 +240,8 @@ def _row(sign, colour, what, *texts):
     cell = "text-align:left;vertical-align:top;padding:1px 8px 1px 0;overflow-wrap:anywhere"
     quiet = f"{cell};color:{QUIET_INK}" if not sign else cell
     span = f' colspan="{3 - len(texts)}"'
-    cells = "".join(f'<td{span} style="{quiet}">{escape(text)}</td>' for text in texts)
+    texts = (escape(text).replace(" %", "&nbsp;%") for text in texts)
+    cells = "".join(f'<td{span} style="{quiet}">{text}</td>' for text in texts)
     return (
         f'<tr><td style="{cell};color:{colour}">{sign}</td>'
         f'<td style="{cell}">{escape(what)}</td>{cells}</tr>'

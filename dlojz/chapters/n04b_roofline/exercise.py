@@ -115,7 +115,7 @@ def _speed(speed):
         wanted = f"at least {AT_LEAST} times as fast as two scatter_add_, on one thread"
         if found.low < AT_LEAST <= found.high:
             again = f"{wanted}; submit it again when nothing else runs"
-            text = f"not measured: {found}"
+            text = f"not measured; {found}"
             yield Finding(*which, State.UNMEASURED, text, again, "open", open=True)
         else:
             yield Finding(*which, found.low >= AT_LEAST, str(found), wanted, "slower")

@@ -182,7 +182,7 @@ def _fast(times):
     ok = slow.as_fast(low, high)
     if ok is None:
         expected += "; the runs differ too much to tell: submit again when nothing else runs"
-        which = *which, State.UNMEASURED, f"not measured: {text}"
+        which = *which, State.UNMEASURED, f"not measured; {text}"
         return Finding(*which, expected, "unmeasured", open=True)
     return Finding(*which, ok, text, expected, "time")
 
