@@ -31,8 +31,7 @@ def made_runs(folder, asked, gain=10.0):
     step, precision, device, name, sizes = (ASKED | UNASKED)[asked]
     folders = {}
     pairs = [f"{side}-{i}" for i in range(1, 7) for side in ("before", "after")]
-    wide = ["float32"] if precision == "fp16" or precision == "bf16" else []
-    for own in ["solution", *wide, "yours", *pairs]:
+    for own in ["solution", "two-epochs-solution", "two-epochs", "yours", *pairs]:
         ms = (
             20.0
             * (gain if own.startswith("before") else 1)
@@ -54,7 +53,7 @@ def made_runs(folder, asked, gain=10.0):
             made.stopwatch(folder / own, images=32, steps=10, step_s=ms / 200)
         else:
             made.audit(folder / own, images=32, steps=10)
-        if own in ("float32", "yours"):
+        if own in ("two-epochs", "yours"):
             made.replay(folder / own / "replay", images=32, steps=10)
         folders[own] = folder / own
     exercise = dataclasses.replace(exercises.find(step), mechanism=lambda runs: [])

@@ -53,7 +53,7 @@ def entry(name) -> series.Entry:
     elif number == "solution":
         role, usual = Role.EXTRA_SOLUTION, side
     if name in set(Role):
-        role, usual = Role(name), str(Role.SMALL_SOLUTION if name == Role.SMALL else Role.SOLUTION)
+        role, usual = Role(name), f"{name}-solution" if name == Role.EPOCHS else str(Role.SOLUTION)
     number = int(number) if number.isdigit() else 0
     return series.Entry(name, "t.py", (), role=role, number=number, reference=usual)
 

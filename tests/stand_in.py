@@ -33,7 +33,7 @@ READ_ONCE = (
     *("OMP", "ONEDNN", "OPENBLAS", "PYTHON", "PYTORCH", "TORCH", "TRITON"),
 )
 # All read the first, and later; torch sets the other itself.
-NOT_ONCE = ("PYTHONUNBUFFERED", "TORCHINDUCTOR_CACHE_DIR")
+NOT_ONCE = ("PYTHONUNBUFFERED", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_ASYNC", "TORCHELASTIC")
 # Where experiments' files are kept: only jobs of notebooks have it.
 KEPT = "DLOJZ_TESTS_KEPT"
 EXPERIMENT = b'"command": [\n  "dlojz/chapters/'  # in job.json
@@ -53,7 +53,8 @@ def address(folder: str, environment, program=b"") -> str:
 
 def read_once(environment) -> dict:
     """The variables that libraries read as they load."""
-    return {k: v for k, v in environment.items() if k.startswith(READ_ONCE) and k not in NOT_ONCE}
+    names = [k for k in environment if k.startswith(READ_ONCE) and not k.startswith(NOT_ONCE)]
+    return {name: environment[name] for name in names}
 
 
 def client(python: str, folder: str):
@@ -143,6 +144,7 @@ def _wants_torch(argv):
     elif argv[:1] == ["-m"]:
         return argv[:2] == KERNEL or argv[1] in PROGRAMS
     argv = argv[argv[:1] == ["-P"] :]
+    argv = argv[argv[0].endswith("/dlojz/jobs/forks.py") :]  # which runs the script that follows
     try:
         with open(argv[0], "rb") as file:
             return any(map(_is_of_torch, file))

@@ -1,5 +1,6 @@
-"""The museum of fake speed-ups and late mistakes: all are refused. Right answers all pass."""
+"""The museum of mistakes that suit any step: all are refused. Right answers all pass."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import made
@@ -38,9 +39,15 @@ def entries(step, answers, folder):
                 found[f"{own}{name}"] = series.Entry(f"{own}{name}", solution, [*flags, *more])
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
-        name = f"{answer.name}--yours"
-        mine = series.Entry(name, trainer, flags, reference=usual)
-        found[name] = plan.placed(plan.audited(mine, plan.UPDATES, plan.MIDDLE), {})
+        mine = series.Entry(f"{answer.name}--yours", trainer, flags, reference=usual)
+        mine = plan.audited(mine, {"keep": plan.UPDATES} | plan.MIDDLE)
+        exercise = exercises.find(step)
+        images = plan.few_images(exercise.processes)
+        pair = plan.two_epochs(exercise, trainer, course.solution(step), flags, images)
+        both = replace(pair[0], name=f"{own}{pair[0].name}")
+        epochs = replace(pair[1], name=f"{answer.name}--{pair[1].name}", reference=both.name)
+        found.setdefault(both.name, both)
+        found |= {e.name: plan.placed(e, {}) for e in (mine, epochs)}
     return list(found.values())
 
 
@@ -63,7 +70,9 @@ def verdict(runs, answer):
     step, _, folders = runs
     own = f"{answer.flags.replace(' ', '')}--" if answer.flags else ""
     found = {"solution": folders[f"{own}solution"]}
-    found["yours"] = folders[f"{answer.name}--yours"]
+    found["two-epochs-solution"] = folders[f"{own}two-epochs-solution"]
+    for name in ("yours", "two-epochs"):
+        found[name] = folders[f"{answer.name}--{name}"]
     for name in exercises.find(step).beside:
         found[name] = folders[f"{own}{name}"]
     exercise = exercises.find(step)
@@ -95,5 +104,5 @@ def test_the_page_shows_the_museum_as_it_is():
 
 def test_the_museum_is_large_and_every_trick_has_its_evidence():
     tricks = wrong.museum()
-    assert len(tricks) >= 24
+    assert len(tricks) >= 40
     assert all(trick.caught_by and trick.why for trick in tricks)

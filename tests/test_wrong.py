@@ -34,16 +34,9 @@ NEED = {
     "02_amp": {
         "fp16-clipped": {"scaler", "scaler-step", "scaler-update", "unscale", "format", "momentum"}
         | {"waits"},
-        "fp32-accumulates": {"scaler-always", "enabled", "tf32", "mean"},
         "tf32": {"enabled"},
     },
-    "03_channels_last": {"no-channels-last": {"autotuner", "not-asked", "later", "touched"}},
-    "04_profiler": {"without-the-flag": {"always", "not-there"}},
-    "05_dataloader": {"two-epochs": {"later"}},
-    "06_ddp": {
-        "two-epochs": {"epoch", "one-writer", "gather", "frozen", "names", "later"},
-        "accumulates": {"accumulate", "deal", "mean", "schedule", "no-sync"},
-    },
+    "06_ddp": {"accumulates": {"accumulate", "deal", "mean", "schedule", "no-sync"}},
     "09_compile": {"not-compiled": {"not-asked", "mode"}},
     "11_fsdp": {
         "two-batches": {"clip", "no-sync", "all-write", "accumulate", "goes-on", "shard"},
@@ -66,28 +59,40 @@ CRASHED = ending.Ending(ending.How.FAILED, "crashed")
 
 # The hints that only a replay gives: the other answers are judged without one, to save minutes.
 REPLAYED = {
-    "pixels",
-    "rate",
-    "settings",
-    "frozen",
-    "criterion",
-    "gradients",
-    "update",
-    "batch-norm",
-    "evaluation",
+    *("pixels", "rate", "settings", "frozen", "criterion", "gradients", "update", "batch-norm"),
+    *("evaluation", "later", "touched"),
+}
+# Those that need the run of two epochs, besides.
+TWO_EPOCHS = {
+    "02_amp": {"scaler-always", "enabled", "tf32", "mean"},
+    "03_channels_last": {"autotuner", "not-asked"},
+    "04_profiler": {"always", "not-there"},
+    "05_dataloader": {"cached", "validation"},
+    "06_ddp": {"epoch", "one-writer", "gather", "train-mode", "names"},
+    "09_compile": {"backends"},
 }
 
 
 def entries(step, prefix, trainer, flags, expect):
     """What a check runs of one trainer."""
     mine = replace(made.entry("yours"), name=f"{prefix}yours", trainer=trainer, flags=flags)
-    found = [plan.placed(plan.audited(mine, 6), {})] if expect in REPLAYED else [mine]
+    if expect in REPLAYED:
+        mine = plan.placed(plan.audited(mine, {"keep": 6}), {})
+    _, epochs = two_epochs(step, trainer, flags)
+    found = [mine, plan.placed(epochs, {})] if expect in REPLAYED else [mine]
+    if expect in TWO_EPOCHS.get(step, ()):
+        found.append(replace(epochs, replay=None))
     for extra in exercises.find(step).extras(False):
         if expect in NEED[step][extra.name]:
-            entry = plan.placed(plan.short(extra, trainer), {})
-            again = entry.replay if expect == "later" else None
-            found.append(replace(entry, name=f"{prefix}{extra.name}", replay=again))
-    return found
+            found.append(plan.short(extra, trainer))
+    return [replace(e, name=f"{prefix}{e.name.removeprefix(prefix)}") for e in found]
+
+
+def two_epochs(step, trainer, flags):
+    """The runs of two epochs: the solution's, and this trainer's."""
+    exercise = exercises.find(step)
+    images = plan.few_images(exercise.processes)
+    return plan.two_epochs(exercise, trainer, course.solution(step), flags, images)
 
 
 def judged(step):
@@ -104,6 +109,7 @@ def runs(request, tmp_path_factory):
     wanted = [series.Entry("solution", solution, flags, audit=plan.LEDGER)]
     for name, more in exercises.find(step).beside.items():
         wanted.append(series.Entry(name, solution, [*flags, *more]))
+    wanted.append(two_epochs(step, solution, flags)[0])
     wanted += entries(step, "starter--", course.before(step), flags, EXPECTED[step])
     for extra in exercises.find(step).extras(False):
         wanted.append(plan.short(extra, solution, of_solution=True))
@@ -151,21 +157,6 @@ def test_a_job_that_crashes_gets_the_same_hint_with_nothing_beside_it(runs):
         own = folders[f"{answer.name}--yours"]
         if (own / "exit_code").read_text().strip() != "0":
             assert judge.crashed(exercise, own, CRASHED).hint_key == answer.expect, answer.name
-
-
-@pytest.mark.parametrize("runs", ["09_compile"], indirect=True)
-def test_a_backend_that_no_job_on_a_gpu_asks_for_is_tried_there(runs):
-    """The wrong answer compiles in every mode, and hands the word for a backend on as one."""
-    folders, exercise = series.folders(runs[1]), exercises.find("09_compile")
-    (extra,) = [extra for extra in exercise.extras(True) if extra not in exercise.extras(False)]
-    names = ("solution", "yours", f"{extra.name}-solution")
-    found = dict.fromkeys(names, folders["solution"])
-    for tried, hints in (("mode-for-all--yours", ["backends"]), ("solution", [])):
-        runs_of_both = found | {extra.name: folders[tried]}
-        verdict = judge.judge(exercise, made.ended(runs_of_both), plan.standards(exercise))
-        failing = [f for f in verdict.failing if f.what == f"run {extra.name}"]
-        assert [f.hint for f in failing] == hints, verdict
-        assert all("--compile aot_eager" in f.expected for f in failing)
 
 
 def test_a_wrong_answer_names_a_hint_of_its_exercise(subtests):

@@ -4,7 +4,7 @@ Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name
 lines: `expect: <its hint>`, `why: <its meaning>`. There may be more: `caught-by: <finding>`, the
 evidence that must fail; `flags: <its runs' own>`; `on-gpu: <hint>`, if it differs there; and
 `needs: gpu`, if it is right on a processor, or `needs: time`: only `make verify` judges those. The
-folder museum has tricks that suit any step, each against the solution that its diff names.
+folder museum has mistakes that suit any step, each against the solution that its diff names.
 
 `check` reports those that no longer apply. `rebase` carries them over an edit of the solution, by a
 three-way merge with the solution at the diff's last commit. `museum` writes the museum's page.
@@ -29,7 +29,7 @@ MUSEUM, RIGHT = "museum", "right"
 
 @dataclass(frozen=True)
 class Wrong:
-    """A plausible mistake, or a cheat."""
+    """A plausible mistake."""
 
     path: Path
     expect: str  # the hint that must come first
@@ -70,7 +70,7 @@ def read(path: Path) -> Wrong:
 
 
 def museum() -> list[Wrong]:
-    """Return the fake speed-ups and late mistakes of the museum."""
+    """Return the mistakes of the museum, which suit any step."""
     return every(MUSEUM)
 
 
@@ -146,14 +146,14 @@ def rebase(wrong: Wrong):
 PAGE = FOLDER / MUSEUM / "README.md"
 INTRO = """# The museum
 
-Fake speed-ups and late mistakes, each a diff against a solution: a check refuses them all.
-`make verify` judges every one, `make test` some of each kind. Most were written without knowledge
-of what a verdict looks at, after patterns that others found in benchmarks of GPU kernels: cached
-results, work outside the window, replaced clocks, shortcuts once nothing looks.
+Mistakes that suit any step, each a diff against a solution: in the data, the settings or the log,
+late ones, and images or work that are left out. A check refuses them all. `make verify` judges
+every one, `make test` some of each kind. Tricks that only somebody who cheats would write are not
+here, and [a check does not see them all](../../../VERDICT.md).
 
 `python tools/wrong.py museum` writes this page.
 
-| trick | what it does | caught by | hint |
+| mistake | what it does | caught by | hint |
 |---|---|---|---|
 """
 

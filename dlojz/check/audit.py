@@ -14,13 +14,9 @@ from dlojz.check.exercise import SAME, Finding, State
 from dlojz.check.wording import both, number, share
 from dlojz.runs import log, records
 
-AUDITED = 8  # updates that are done again, at least
-TOO_SHORT = "too-short"  # the hint
-COARSE = ("tf32", "fp16", "bf16")  # of these a run is audited in float32, too
 # Bytes of weights, gradients and momenta, of which a check keeps twelve: ResNet-50's are 0.3e9.
 MOST_STATE = 5e8
-WIDER = 2.2  # memory of a run in float32, relative to the same run in 16 bits
-NEARLY = 1.25  # times the solution's memory, which a right trainer may take
+NEARLY = 1.25  # times the solution's state, which a right trainer may take
 
 # with 32 px, batch 8, 12 steps, two cores of an AMD EPYC, torch 2.11.
 PIXELS = 0.02  # of an image's standard deviation: one level of a pixel is 0.017
@@ -41,6 +37,7 @@ EVALUATION = "evaluation"  # the hint
 EACH_STEP = ("images", "pixels", "criterion", "scales")  # fields of a replay
 LABELS = {  # of the findings, by key
     "audit": "audit",
+    "touched": "weights, momenta, statistics between updates",
     "memory": "memory of the job",
     "images": "images with a gradient",
     "pixels": "pixels of the images",
@@ -74,46 +71,29 @@ def precision_of(run: log.Run, hardware: str = "") -> str:
     return "fp32" if found == "tf32" and not on_gpu else found
 
 
-def too_large(run: log.Run, by: float = 1.0) -> str:
-    """Return the reason why whole updates of such a job can't be replayed; "" if they can.
-
-    by: a factor on its peak of memory.
-    """
+def too_large(run: log.Run) -> str:
+    """Return the reason why whole updates of such a job can't be replayed; "" if they can."""
+    if (held := _state(run)) <= MOST_STATE:
+        return ""
     model = run.start["arguments"].get("model")
-    if (held := _state(run)) * by > MOST_STATE:
-        return f"weights, gradients and momenta of {model} take {held / 1e9:.1f} GB in a process"
-    peak, whole = _memory(run)
-    if precision_of(run) in COARSE and by * WIDER * peak > whole > 0:
-        return (
-            f"{model} needs {peak / 1e9:.0f} of the GPU's {whole / 1e9:.0f} GB, and in float32 "
-            "about twice as much"
-        )
-    return ""
+    return f"weights, gradients and momenta of {model} take {held / 1e9:.1f} GB in a process"
 
 
 def _state(run) -> int:
     return sum(run.share.held.values()) or 3 * run.setup.get("parameter_bytes", 0)
 
 
-def _memory(run) -> tuple[int, int]:
-    """Return a run's peak of GPU memory, and the GPU's total, in bytes."""
-    peak, whole = (run.memory.get(f"device_{name}_bytes") or 0 for name in ("peak", "total"))
-    return peak, whole
-
-
-def as_large(mine: log.Run, solution: log.Run) -> list[Finding]:
+def as_large(mine: log.Run, solution: log.Run, epochs: log.Run) -> list[Finding]:
     """Return a finding if a job was audited with a small model, and the solution is not as large.
 
-    Then the trainer itself takes the memory, which the plan of its check could not know.
+    Then the trainer itself takes the memory, which the plan of its check could not know. epochs:
+    the run of two epochs.
     """
-    taken = [(_state(run), _memory(run)[0]) for run in (mine, solution)]
-    alike = all(own <= NEARLY * usual for own, usual in zip(*taken, strict=True))
-    if too_large(solution, NEARLY) or alike:
+    small = epochs.start["arguments"].get("model") != solution.start["arguments"].get("model")
+    near = _state(mine) <= NEARLY * _state(solution)
+    if not small or near or NEARLY * _state(solution) > MOST_STATE:
         return []
-    text, asked = (
-        f"{_state(run) / 1e9:.1f} GB of state, {_memory(run)[0] / 1e9:.1f} GB at the peak"
-        for run in (mine, solution)
-    )
+    text, asked = (f"{_state(run) / 1e9:.1f} GB of state" for run in (mine, solution))
     return [_finding("memory", False, text, f"as the solution: {asked}")]
 
 
@@ -138,27 +118,24 @@ class Audited:
     def every(self) -> records.Every:
         return self.replay.replay.every
 
-    def first_of(self, epochs: int) -> "Audited":
-        """Return the audited run cut to its first epoch; epochs: the number that the run had.
-
-        The result of its last update is left out: the next epoch may have begun by changing it.
-        """
-        if not self.every:
+    @property
+    def first_epoch(self) -> "Audited":
+        """Return the audited run cut to its first epoch."""
+        every, epochs = self.every, self.mine.start.get("arguments", {}).get("epochs", 1)
+        if not every or epochs == 1:
             return self
-        every = self.every
         steps, updates = every.steps[1] // epochs, len(every.usual) // epochs
+        val, seen = every.validation, len(every.validation.pixels) // epochs
+        cut = {name: getattr(val, name)[:seen] for name in ("pixels", "labels", "right")}
         every = records.Every(
             steps=[min(count, steps) for count in every.steps],
             **{name: getattr(every, name)[:steps] for name in EACH_STEP},
             updates=every.updates[:updates],
             usual=every.usual[:updates],
+            first_buffers=every.first_buffers,
+            validation=records.Validation(**cut),
         )
-        unknown = {"optimizer_roundings": 0.0, "optimizer_worst": None}
-        kept = [
-            u if u.update < updates - 1 else replace(u, **unknown)
-            for u in self.updates
-            if u.update < updates
-        ]
+        kept = [u for u in self.updates if u.update < updates]
         return replace(self, replay=replace(self.replay, replay=records.Replay(kept, every)))
 
 
@@ -169,20 +146,15 @@ def audited(mine: log.Run, replay: log.Run, precision: str) -> list[Audited]:
 
 
 def findings(runs: Sequence[Audited]) -> list[Finding]:
-    """Return the audit's findings on all runs of the trainee's trainer, one for each link."""
-    found = links(runs)
-    if count := len({(r.folder, u.update) for r in runs for u in r.updates if u.solved}):
-        found.append(_number(count))
-    return found
+    """Return the findings on all runs of the trainee's trainer, one for each link.
 
-
-def links(runs: Sequence[Audited]) -> list[Finding]:
-    """Return the findings on each link, without that on the number of updates."""
+    They fail if nothing could be replayed.
+    """
     every = [r for r in runs if r.every]
     if not every:
         return [_unmeasured("audit", "no step could be replayed")]
-    looks = (_images, _pixels, _rate, _settings, _frozen, _criterion, _random)
-    return [look(every) for look in looks] + _updates(runs)
+    looks = (_images, _pixels, _rate, _settings, _frozen, _criterion, _random, _touched)
+    return [*(look(every) for look in looks), *_updates(runs), *validated(runs)]
 
 
 def _images(runs):
@@ -334,26 +306,31 @@ def _random(runs):
     return _finding("random", True, "as new as the solution's", "as the solution's")
 
 
+def _touched(runs):
+    """Return a finding on what changed between two updates: only the optimizer may change it."""
+    names = [name for run in runs for name in run.every.touched]
+    if any(run.mine.audit.kept_buffers is False for run in runs):
+        names.append("batch statistics, as an epoch begins")
+    text = f"{len(names)} changed, such as {names[0]}" if names else "left alone"
+    return _finding("touched", not names, text, "left alone", "touched")
+
+
 def _updates(runs):
     updates = [u for r in runs for u in r.updates]
     solved = [u for u in updates if u.solved]
+    optimizer = [_optimizer(updates)] if updates else []
     if not solved:
-        return [_unmeasured("audit", "no update could be replayed")]
+        return [*optimizer, _unmeasured("audit", "no update could be replayed")]
+    count = len({(r.folder, u.update) for r in runs for u in r.updates if u.solved})
+    text = f"{count} updates done again with the solution"
     return [
         *_link(solved, "gradients"),
         *_link(solved, "outputs"),
         _tensors(solved),
         _buffers(solved),
-        _optimizer(updates),
+        *optimizer,
+        _finding("audit", True, text, "all"),
     ]
-
-
-def _number(count):
-    text = f"{count} updates done again with the solution"
-    if count >= AUDITED:
-        return _finding("audit", True, text, f"at least {AUDITED}")
-    more = f"at least {AUDITED}: submit with more steps, --test-nsteps 12"
-    return _finding("audit", State.UNMEASURED, text, more, TOO_SHORT)
 
 
 def _link(updates, key):
@@ -448,7 +425,7 @@ def validation(mine: Sequence[log.Run], solution: Sequence[log.Run]) -> Finding:
 
 
 def validated(runs: Sequence[Audited]) -> list[Finding]:
-    """Return findings on the last validation: the same images, with the trained statistics."""
+    """Return findings on the validations: the same images, with the trained statistics."""
     kept = [(r, r.every.validation) for r in runs if r.every]
     found, asked = [], "the solution's"
     apart, _ = _worst([[v.buffers or 0.0] for _, v in kept])

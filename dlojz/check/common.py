@@ -1,16 +1,12 @@
 """The findings of every exercise: the same training as the solution's, and no hidden brake."""
 
 import math
-import operator
-import re
-import statistics
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 from dlojz.check.exercise import MECHANISM, SAME, Finding, State, Unseen, shown
-from dlojz.check.wording import times
 from dlojz.runs import log
 
 
@@ -122,7 +118,8 @@ def _updates_made(mine, reference):
     made, usual = (r.whole.optimizer_steps for r in (mine, reference))
     # A gradient scaler skips an update now and then, depending on rounding, and more of them or
     # fewer if it begins with another factor.
-    scaled = mine.whole.scale is not None and _tried(mine) == _tried(reference)
+    tried = [len(run.whole.rates) for run in (mine, reference)]  # with those that were skipped
+    scaled = mine.whole.scale is not None and tried[0] == tried[1]
     close = None not in (made, usual) and (scaled or abs(made - usual) <= 1)
     hint = "skipped" if _keeps_what_is_skipped(mine, reference) else "backward"
     text, of_all = str(made), mine.audit.updates or 0
@@ -174,9 +171,9 @@ def finite_momenta(mine: log.Run, which: str = "", precision: str = "") -> Findi
 def schedule_goes_on(mine: log.Run, which: str = "") -> list[Finding]:
     """Return a finding that fails if the schedule waits for the gradient scaler.
 
-    [] if no update was skipped. A fused optimizer is called for those, too.
+    [] if no update was skipped. A fused optimizer is called for those, too. The run is short.
     """
-    skipped = _tried(mine) - (mine.whole.optimizer_steps or 0)
+    skipped = len(mine.whole.rates) - (mine.whole.optimizer_steps or 0)
     if skipped <= 0:
         return []
     waits = sum(a == b is not None for a, b in pairwise(mine.whole.rates))
@@ -184,11 +181,6 @@ def schedule_goes_on(mine: log.Run, which: str = "") -> list[Finding]:
     what = f"learning rate after a skipped update{which}"
     text, asked = "as before" if waits else "the next", "the next of the schedule"
     return [Finding(SAME, "goes-on", what, ok, text, asked, "waits")]
-
-
-def _tried(run):
-    """Return the number of updates, with those that a fused optimizer skipped."""
-    return sum(update["count"] for update in run.whole.updates)
 
 
 def _keeps_what_is_skipped(mine, reference):
@@ -199,120 +191,27 @@ def _keeps_what_is_skipped(mine, reference):
     return skips and passes == usual and updates[0] < updates[1] <= passes
 
 
-# The factor by which the gradients of an update may differ: with a few images, a rounding error in
-# the first update was 5 % of the second one's, and 28 % of the fourth's.
-NORM = 4.0
 LOCALS = 3  # losses and logits that a loop may hold until its next step
-TRAINING_MODE, ALL_STEPS = "training-mode", "all-steps"  # keys
-PIXELS = 0.02  # tolerance for the median of an image's pixels
 
 
 def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
-    """Return findings on each epoch of an extra run, against the solution's."""
-
-    def passes(run):
-        return sum(i["count"] for i in inputs(run, "train"))
-
-    looks = [(TRAINING_MODE, "steps in training mode", passes, "frozen")]
-    several = reference.start.get("arguments", {}).get("epochs", 1) > 1
-    watched = reference.whole.touched is not None  # several epochs, not on the meta device
-    if several:
-        looks += [
-            ("drawn-twice", "images drawn in two epochs", _drawn, "later"),
-            ("passes", "backward passes in two epochs", lambda r: r.whole.backward, "later"),
-        ]
-        if mine.whole.scale is None:  # a scaler skips updates, depending on rounding
-            looks.append(("updates-twice", "updates in two epochs", _updates, "later"))
-        if watched:
-            what = "weights, momenta, statistics between updates"
-            looks.append(("touched", what, _touched, "touched"))
-    looks = [(SAME, key, f"{what}, run {name}", get, hint) for key, what, get, hint in looks]
-    found = alike(mine, reference, *looks)
-    return [*found, _step_by_step(name, mine, reference)] if watched else found
-
-
-KINDS = {"pixels": "pixels", "labels": "images", "gradients": "gradients"}  # and their hints
-
-
-def _step_by_step(name, mine, reference):
-    """Return a finding on the batch and the gradients of every step of an extra run."""
-    epochs = reference.start.get("arguments", {}).get("epochs", 1)
-    ranks = zip(mine.ranks, reference.ranks, strict=False)
-    others = filter(None, (_other(a.whole, b.whole, epochs) for a, b in ranks))
-    text, hint = next(others, ("", "later"))
-    expected = f"the same pixels and labels, gradients at most {NORM:.0f} times as large or small"
-    what = f"all steps, run {name}"
-    return Finding(SAME, ALL_STEPS, what, not text, text or "the same", expected, hint)
-
-
-def _other(mine, usual, epochs) -> tuple[str, str] | None:
-    """Return the first difference in a process, "other labels in batch 4 of 8", and its hint.
-
-    In the first epoch it is no later mistake, and has the hint of its kind.
-    """
-    if fewer := _other_validations(mine.entered, usual.entered, epochs):
-        return fewer
-    looks = [("pixels", "batch", mine.entered, usual.entered, _same_pixels)]
-    for mode in ("train", "val"):  # a loss of one's own shows in the gradients
-        if labels := _of(mode, mine.labels):
-            looks.append(("labels", f"{mode} batch", labels, _of(mode, usual.labels), operator.eq))
-    if usual.scale is None:  # a scaler skips updates, depending on rounding
-        looks.append(("gradients", "update", mine.norms, usual.norms, _near_norm))
-    for what, kind, each, expected, near in looks:
-        for number, (a, b) in enumerate(zip_longest(each, expected)):
-            if a is None or b is None or not near(a, b):
-                val = what != "gradients" and (a or b)[0] == "val"
-                early = number < len(expected) // epochs and not val
-                own = KINDS[what] if early else "later"
-                return f"other {what} in {kind} {number} of {len(expected)}", own
-    return None
-
-
-def _other_validations(mine, usual, epochs) -> tuple[str, str] | None:
-    """Return such a difference if only the number of batches in validation is another."""
-    (train, val), (usual_train, usual_val) = (
-        [len(_of(mode, entered)) for mode in ("train", "val")] for entered in (mine, usual)
+    """Return findings on the passes of another run than the job's, against the solution's."""
+    mode = _wrong_mode(mine, reference)
+    looks = (
+        ("training-mode", "steps in training mode", _passes, mode or "frozen"),
+        ("validated", "images in validation", lambda r: shapes(r, "val"), mode or "validation"),
     )
-    if train != usual_train or val == usual_val:
-        return None
-    modes = ([mode for mode, _ in entered] for entered in (mine, usual))
-    first = next(number for number, (a, b) in enumerate(zip_longest(*modes)) if a != b)
-    hint = "validation" if first <= len(usual) // epochs else "later"
-    return f"{val} batches in validation, not {usual_val}", hint
+    found = ((SAME, key, f"{what}, run {name}", get, hint) for key, what, get, hint in looks)
+    return alike(mine, reference, *found)
 
 
-def _of(mode, noted):
-    return [entry for entry in noted if entry[0] == mode]
+def same_images(*runs: log.Run) -> bool:
+    """Return whether these runs drew the same images, by index, in each step of all epochs."""
+    return len({_drawn(run) for run in runs}) <= 1
 
 
-def _near_norm(mine, usual):
-    return usual / NORM <= mine <= usual * NORM or (math.isnan(mine) and math.isnan(usual))
-
-
-def _same_pixels(mine, usual):
-    """Return whether a batch has the same images, by the median difference of their pixels."""
-    (mode, images), (usual_mode, others) = mine, usual
-    return (mode, len(images)) == (usual_mode, len(others)) and all(
-        statistics.median(abs(a - b) for a, b in zip(image, other, strict=False)) <= PIXELS
-        for image, other in zip(images, others, strict=True)
-    )
-
-
-def _updates(run):
-    """Return the updates of a run in words: weights, settings and learning rates."""
-    kinds = "; ".join(
-        "{count} of {weights} weights, {settings}".format(**u) for u in run.whole.updates
-    )
-    kinds = re.sub(r"'\w+': (0|False|None)(, |(?=}))", "", kinds).replace(", }", "}")
-    kinds = re.sub("[{}']", "", kinds).replace(": ", " ")  # a dictionary's
-    rates = ["unknown" if r is None else f"{r:.5g}" for r in run.whole.rates]
-    same = len(rates) > 1 and len({*rates}) == 1
-    return f"{kinds}; " + (f"rate {rates[0]} in each" if same else f"rates {', '.join(rates)}")
-
-
-def _touched(run):
-    count = max(rank.whole.touched or 0 for rank in run.ranks)
-    return f"changed {times(count)}" if count else "left alone"
+def _passes(run):
+    return sum(i["count"] for i in inputs(run, "train"))
 
 
 def _drawn(run):

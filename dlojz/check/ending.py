@@ -60,14 +60,13 @@ class Role(StrEnum):
     AFTER = "after"
     BESIDE = "beside"  # the solution, with more flags
     EXTRA, EXTRA_SOLUTION = "extra", "extra-solution"  # short ones, with other flags
-    # The trainee's and the solution's, with a small model: if a state of the job's is too large.
-    SMALL, SMALL_SOLUTION = "small", "small-solution"
-    FLOAT32 = "float32"  # the trainee's, beside those in 16 bits
+    # Two epochs of few images, in float32: the trainee's, done again, and the solution's.
+    EPOCHS, EPOCHS_SOLUTION = "two-epochs", "two-epochs-solution"
 
     @property
     def mine(self) -> bool:
         """Return whether it is a run of the trainee's trainer."""
-        return self in (Role.YOURS, Role.AFTER, Role.EXTRA, Role.SMALL, Role.FLOAT32)
+        return self in (Role.YOURS, Role.AFTER, Role.EXTRA, Role.EPOCHS)
 
     def named(self, number: int = 0) -> str:
         """Return the name of such a run's folder."""

@@ -108,11 +108,6 @@ class Extra:
     flags: tuple[str, ...]
     rehearse: bool = False  # on the meta device
 
-    @property
-    def replayed(self) -> bool:
-        """Return whether its updates are replayed, as for every run with several epochs."""
-        return "-e" in self.flags and not self.rehearse
-
 
 @dataclass(frozen=True)
 class Beside:
@@ -179,8 +174,12 @@ class Exercise:
     # Findings of the second part besides the speed, and the name of that part.
     second: Callable[[Runs], list[Finding]] = lambda runs: []
     second_name: str = FASTER
+    # Further flags of the run of two epochs, which is among `Runs.extras`, too.
+    epochs: str = "--precision fp32"
+    # Hints for what differs in its second epoch only, by the finding's key.
+    later: Mapping[str, str] = field(default_factory=dict)
     # Flags of a model whose state is small: it is audited in place of one over 0.5 GB.
-    small: str = "--model shufflenet_v2_x0_5 --image-size 32 -b 8"
+    small: str = "--model shufflenet_v2_x0_5"
     # The price of the speed, which is reported and never fails.
     price: Callable[[Timed], list[Finding]] = lambda timed: []
 

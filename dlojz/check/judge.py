@@ -70,12 +70,11 @@ def judge(
     if broken:
         mechanism = [f for f in mechanism if f.reached or not f.fails]
     same = common.same_work(runs.mine, runs.reference)
-    audited = _audit(exercise, ended, runs)
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.key, f.hint)) for f in same),
-        *audited,
-        *_short_runs(exercise, ended, runs, audited),
-        _work(ended, runs),
+        *_audit(exercise, ended, runs),
+        *_short_runs(ended),
+        _work(runs),
         *mechanism,
     ]
     findings = _causes_first(exercise, findings)
@@ -148,7 +147,8 @@ def _without_crashed(exercise, runs, ended) -> Runs:
 
 def _read(exercise, ended, job) -> tuple[Runs, list[Finding]]:
     extras, broken = {}, []
-    flags = {extra.name: " ".join(extra.flags) for extra in _extras(exercise)}
+    asked = [*exercise.extras(False), *exercise.extras(True)]
+    flags = {extra.name: " ".join(extra.flags) for extra in asked} | {Role.EPOCHS: exercise.epochs}
     for mine, usual in _pairs(ended):
         for run in (mine, usual):
             if not run.end.completed:
@@ -186,7 +186,7 @@ def _of(ended, *roles) -> list[EndedRun]:
 
 def _pairs(ended) -> list[tuple[EndedRun, EndedRun]]:
     """Return the extra runs of the trainee's trainer, each with the solution's."""
-    mine = (run for run in ended.values() if run.entry.role in (Role.EXTRA, Role.SMALL))
+    mine = (run for run in ended.values() if run.entry.role in (Role.EXTRA, Role.EPOCHS))
     return [(r, ended[r.entry.reference]) for r in mine if r.entry.reference in ended]
 
 
@@ -262,55 +262,64 @@ def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
 
 def _audit(exercise, ended, runs) -> list[Finding]:
     """Return the findings on the training: it is the solution's, to the last step."""
-    precision = audit.precision_of(runs.reference)
-    watched = [(run, precision) for run in _of(ended, Role.YOURS, Role.SMALL)]
-    if precision in audit.COARSE:
-        wide = _of(ended, Role.FLOAT32) or [EndedRun(Path(Role.FLOAT32))]  # one that was not made
-        watched += [(run, "fp32") for run in wide]
+    epochs = _of(ended, Role.EPOCHS)
     found, broken = [], []
-    for run, kind in watched:
+    for run in [*_of(ended, Role.YOURS), *(epochs or [EndedRun(Path(Role.EPOCHS))])]:
         if run.replay.end.completed:
+            kind = "fp32" if run in epochs else audit.precision_of(runs.reference)
             found += audit.audited(run.log, run.replay.log, kind)
         else:
             last = run.replay if run.end.completed else run
             broken.append(_ended(exercise, last.folder, last.end, "audit", "audit"))
-    ranks = runs.mine.ranks, runs.reference.ranks
-    of_mine = [r for r in found if r.folder == runs.mine.path.parent]
-    links = audit.findings(found) if found else []
-    return [
-        *(audit.as_large(runs.mine, runs.reference) if _of(ended, Role.SMALL) else []),
-        *links,
+    mine, usual = runs.mine.ranks, runs.reference.ranks
+    completed = [run.log.ranks for run in epochs if run.end.completed]
+    told = [_told(ranks, found) for ranks in [mine, *completed]]
+    first = audit.findings([r.first_epoch for r in found])
+    first += [audit.validation(mine, usual), *(early for _, early in told)]
+    early = {f.key for f in first if f.fails}
+    findings = [
+        *audit.findings(found),
         *broken[:1],
         audit.losses(runs.mine, runs.reference),
-        audit.validation(*ranks),
-        *audit.validated(found),
-        reported.finding(ranks[0], [r.every for r in of_mine]),
+        audit.validation(mine, usual),
+        *filter(None, map(audit.another_model, completed)),
+        *(row for row, _ in told),
         reported.rates(runs.mine, runs.reference),
     ]
+    if Role.EPOCHS in runs.extras:
+        findings += audit.as_large(runs.mine, runs.reference, runs.extras[Role.EPOCHS][1])
+    late = [f for f in findings if f.state == State.FAILED and f.key not in early]
+    hints = exercise.later if common.same_images(*runs.extras.get(Role.EPOCHS, ())) else {}
+    return [_later(f, hints) if f in late else f for f in findings]
 
 
-def _short_runs(exercise, ended, runs, audited) -> list[Finding]:
-    """Return the findings on the extra runs. audited: the findings on the job itself."""
-    pairs = [pair for pair in _pairs(ended) if all(run.end.completed for run in pair)]
-    validated = not any(f.fails and f.hint == audit.EVALUATION for f in audited)
-    instead = "later" if validated else audit.EVALUATION
-    if any(f.state == State.FAILED and f.hint in ("audit", "told") for f in audited):
-        instead = None  # a mistake of the job itself is no later mistake
-    found = [
-        f
-        for mine, usual in pairs
-        for f in common.still_trains(mine.entry.name, mine.log, usual.log)
+def _told(ranks, found) -> tuple[Finding, Finding]:
+    """Return the findings on the log of a run, and on that of its first epoch."""
+    every = [r.every for r in found if r.folder == ranks[0].path.parent]
+    return reported.finding(ranks, every), reported.finding(ranks, every, first=True)
+
+
+def _later(finding, hints) -> Finding:
+    """Return a finding that fails in the second epoch only. hints: by key, for some."""
+    if finding.key in ALWAYS:
+        return finding
+    hint = hints.get(finding.key, "later")
+    return replace(finding, what=f"{finding.what}, in the second epoch", hint=hint)
+
+
+def _short_runs(ended) -> list[Finding]:
+    """Return the findings on the passes of the runs besides the job's."""
+    return [
+        finding
+        for mine, usual in _pairs(ended)
+        if mine.end.completed and usual.end.completed
+        for finding in common.still_trains(mine.entry.name, mine.log, usual.log)
     ]
-    replayed = {extra.name for extra in _extras(exercise) if extra.replayed}
-    found += [_later(*pair, validated) for pair in pairs if pair[0].entry.name in replayed]
-    return [replace(f, hint=_hint(f, instead)) for f in found]
 
 
-def _extras(exercise):
-    return [*exercise.extras(False), *exercise.extras(True)]
-
-
-OF_EPOCHS = ("epochs", common.ALL_STEPS)  # keys
+MODES = ("eval-mode", "train-mode")  # hints
+# Keys of rows that other rows explain better, and of those that no second epoch can bring.
+FOLLOW, ALWAYS = ("training-mode", "validated"), ("losses", "rates", "memory", "touched")
 # The links of an update, up to the gradients.
 LINKS = {"settings", "rate", "rates", "images", "drawn", "labels", "pixels", "criterion", "frozen"}
 LINKS |= {"missing", "outputs", "gradients", "tensors"}
@@ -319,61 +328,22 @@ LINKS |= {"missing", "outputs", "gradients", "tensors"}
 def _causes_first(exercise, findings) -> list[Finding]:
     """Return findings in which a consequence has no hint if its cause has one.
 
-    A short run's epochs also catch mistakes that begin at step 1, with a less specific hint. And an
-    exercise's own looks at norms and losses follow from the links of the update.
+    The passes of another run and a second epoch also show mistakes that begin at step 1, with a
+    less specific hint. And an exercise's own looks at norms and losses follow from the links of the
+    update.
     """
     failed = {f.key: f.hint for f in findings if f.state == State.FAILED}
-    others = {hint for key, hint in failed.items() if key not in OF_EPOCHS} - {None, "later"}
-    silent = {*(OF_EPOCHS if others else ())} | {*(exercise.follows if LINKS & {*failed} else ())}
+    silent = {*(exercise.follows if LINKS & {*failed} else ())}
+    causes = (hint for key, hint in failed.items() if key not in {*FOLLOW, *silent})
+    if {*causes} - {None, "later"}:
+        findings = [replace(f, hint=None) if f.hint == "later" else f for f in findings]
+        silent |= {f.key for f in findings if f.key in FOLLOW and f.hint not in MODES}
     return [replace(f, hint=None) if f.key in silent else f for f in findings]
 
 
-def _hint(finding, instead: str | None) -> str | None:
-    """Return the hint of a finding on an extra run.
-
-    instead: the hint in place of one that blames a later epoch; None: the job itself fails, too.
-    """
-    if finding.hint == "later":
-        return instead
-    follows = finding.key in (*OF_EPOCHS, common.TRAINING_MODE)
-    return None if follows and not instead else finding.hint
-
-
-def _later(run, solution, validated) -> Finding:
-    """Return the finding of the audit of a short run with several epochs.
-
-    validated: the first epoch's validation is right. If not, that is no later mistake.
-    """
-    which = SAME, "epochs", f"audit of each epoch, run {run.entry.name}"
-    asked = "the solution's updates"
-    end = run.replay.end
-    if not end.completed:
-        hint = BUSY if end.cause == ending.Cause.TOO_LONG else "later"
-        return Finding(*which, State.UNMEASURED, end.text, f"{asked}: check again", hint)
-    found = audit.audited(run.log, run.replay.log, audit.precision_of(solution.log))
-    ranks = run.log.ranks
-    every = [r.every for r in found]
-    looked = [*audit.links(found), reported.finding(ranks, every)]
-    if validated:
-        looked += [*audit.validated(found), *filter(None, [audit.another_model(ranks)])]
-    failing = [f for f in looked if f.fails]
-    words = "".join(f"{f.what}: {f.yours}, expected {f.expected}" for f in failing[:1])
-    words += f", and {len(failing) - 1} more" if len(failing) > 1 else ""
-    epochs = solution.log.start["arguments"].get("epochs", 1)
-    early = [
-        *audit.links([r.first_of(epochs) for r in found]),
-        reported.finding(ranks, every, True),
-    ]
-    hint = next((f.hint for f in early if f.state == State.FAILED), "later")
-    return Finding(*which, not failing, words or "the same", asked, hint)
-
-
-def _work(ended, runs) -> Finding:
-    beside = runs.extras[Role.SMALL][1] if Role.SMALL in runs.extras else runs.reference
-    usual = {Role.YOURS: runs.reference, Role.SMALL: beside, Role.FLOAT32: beside}
-    done = [r for r in _of(ended, Role.YOURS, Role.SMALL, Role.FLOAT32) if r.end.completed]
-    pairs = [(run.log, usual[run.entry.role]) for run in done]
-    return work.finding(pairs + [(run.in_the_middle, of) for run, of in pairs if run.middle])
+def _work(runs) -> Finding:
+    middle = [(runs.mine.in_the_middle, runs.reference)] if runs.mine.middle else []
+    return work.finding([(runs.mine, runs.reference), *middle])
 
 
 # The speed ---------------------------------------------------------------------------------------

@@ -12,18 +12,26 @@ from dlojz.check.ending import Role
 from dlojz.check.exercise import Exercise
 from dlojz.check.verdict import CheckError
 from dlojz.course import presets
+from dlojz.jobs import several
 from dlojz.launch import series
 from dlojz.machine import facts
 from dlojz.runs import derived, log, stats
+from dlojz.watch import files
 
 # Flags of a job that its check leaves out, each with its number of words: the runs of a check begin
 # at the first step, and write nothing.
 LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 
 UPDATES = 12  # of an audited run, all of which are done again with the solution
-# Classes, and images of each for training and validation. Batches of 8 leave a smaller last one,
-# also in each of two processes, and it is large enough for batch normalization.
-FEW = {"classes": 3, "images_per_class": 9, "val_images_per_class": 3}
+# Images for one process, which has 6 batches of an epoch: the last is smaller, and large enough for
+# batch normalization.
+FEW = {"classes": 3, "images_per_class": 15, "val_images_per_class": 5}
+# Two epochs of them in float32, whose updates are done again. Rounding is small there, and a small
+# model takes a moment.
+EPOCHS = (
+    f"--data {{run}}/{several.IMAGES} --num-workers 0 --image-size 32 -b 8 --test-nsteps {UPDATES} "
+    "-e 2 --deterministic"
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ def _audited_small(exercise, run):
     if why := audit.too_large(run):
         yield (
             f"{why}: whole updates were kept and done again of a run with {exercise.small}; of "
-            "your job's own size, every step was watched"
+            "your job's own model, every step was watched"
         )
 
 
@@ -123,10 +131,10 @@ def flags_of(job) -> list[str]:
 def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     """Return the series: the solution, the exercise's other runs, the pairs A B B A ...
 
-    The trainee's trainer is audited in a run of its own; in 16 bits another one in float32 follows,
-    whose gradients tell more. If a state takes over 0.5 GB, or the job would not fit in float32,
-    whole updates are kept of another run, with the exercise's small model and otherwise the same
-    flags. The runs of the pairs, if a gain is asked, are timed and nothing else.
+    The trainee's trainer is audited in two runs, which begin as the job did: with the job's flags,
+    where the work and the formats of each step are judged, and with few images in float32, where
+    the solution does all updates again. The runs of the pairs, if a gain is asked, are timed and
+    nothing else.
 
     run: the job's log.
     """
@@ -137,23 +145,23 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     if pairs is None:
         bar = bars.bar(exercise, hardware, run.start["arguments"])
         pairs = 0 if bar.at_least is None else stats.MIN_PAIRS
-    precision = audit.precision_of(run, hardware)
-    coarse, large = precision in audit.COARSE, bool(audit.too_large(run))
-    few = _few(flags, run)
+    large, few = bool(audit.too_large(run)), _few(flags, run)
     # The trainee's comes early: it is the one whose mistakes show in most rows.
-    wish = MIDDLE | ({"watch": True} if large else {})
-    yours = _entry(Role.YOURS, 0, mine, few, reference=Role.SOLUTION)
-    yours = audited(yours, 0 if large else UPDATES, wish, tuned=not coarse)
-    entries = [_entry(Role.SOLUTION, 0, solution, few, audit=LEDGER), yours]
+    wish = {"keep": 0, "watch": True} if large else {"keep": UPDATES}
+    yours = _entry(Role.YOURS, 0, mine, few, reference=Role.SOLUTION, fresh=True)
+    entries = [_entry(Role.SOLUTION, 0, solution, few, audit=LEDGER), audited(yours, wish | MIDDLE)]
     for name, more in exercise.beside.items():
         entries.append(series.Entry(name, solution, [*few, *more], role=Role.BESIDE))
-    entries += _beside(exercise, mine, solution, few, coarse, large)
+    small = exercise.small.split() if large else []
+    images = few_images(job.info["n_gpu"])
+    entries += two_epochs(exercise, mine, solution, [*flags, *small], images)
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries += [short(extra, solution, of_solution=True), short(extra, mine)]
+    fresh = sets_environment((job.directory / "trainer.py").read_text(encoding="utf-8"))
     for i in range(1, pairs + 1):
         both = [
             _entry(Role.BEFORE, i, before, known, audit=TIMED),
-            _entry(Role.AFTER, i, mine, flags, audit=TIMED),
+            _entry(Role.AFTER, i, mine, flags, audit=TIMED, fresh=fresh),
         ]
         entries += both if i % 2 else reversed(both)
     return entries
@@ -171,63 +179,69 @@ def _entry(role: Role, number: int, trainer, flags, **more) -> series.Entry:
 
 
 def short(extra, trainer, of_solution: bool = False) -> series.Entry:
-    """Return an extra run, of the trainee's trainer or of the solution.
-
-    {images} among its flags is a folder with few images, so that the run reaches the end of an
-    epoch.
-    """
-    name, flags = f"{extra.name}-solution", extra.flags
-    if "{images}" in flags:
-        flags = tuple(str(few_images()) if flag == "{images}" else flag for flag in flags)
-    watched = {"epochs": True}
+    """Return an extra run, of the trainee's trainer or of the solution."""
+    own, usual = extra.name, f"{extra.name}-solution"
     if of_solution:
-        kept = LEDGER | watched if extra.replayed else None
-        run = series.Entry(name, trainer, flags, extra.rehearse, kept)
-        return replace(run, role=Role.EXTRA_SOLUTION, reference=extra.name)
-    run = series.Entry(extra.name, trainer, flags, extra.rehearse, role=Role.EXTRA, reference=name)
-    return audited(run, UPDATES, watched, tuned=False) if extra.replayed else run
+        own, usual = usual, own
+    role = Role.EXTRA_SOLUTION if of_solution else Role.EXTRA
+    run = series.Entry(own, trainer, extra.flags, extra.rehearse, SHORT)
+    return replace(run, role=role, reference=usual)
 
 
-def few_images() -> Path:
-    """Return a folder with few images beside the runs, visible to all nodes; make it once."""
+def two_epochs(exercise, mine, solution, flags, images: Path) -> list[series.Entry]:
+    """Return the runs of two epochs of few images: the solution's, and the trainee's.
+
+    The files change after their first epoch, so that images from a cache are others.
+    """
+    own = [*flags, *EPOCHS.split(), *exercise.epochs.split()]
+    usual = _entry(Role.EPOCHS_SOLUTION, 0, solution, own, reference=Role.EPOCHS)
+    run = _entry(Role.EPOCHS, 0, mine, own, reference=usual.name, fresh=True)
+    usual = replace(usual, audit=LEDGER | REWRITTEN, images=str(images))
+    return [usual, audited(run, {"keep": UPDATES} | REWRITTEN, str(images))]
+
+
+def few_images(processes: int = 1) -> Path:
+    """Return a folder with few images beside the runs, visible to all nodes; make it once.
+
+    The files have the same size.
+    """
     from dlojz import images  # only here: with PIL and NumPy
 
-    return images.generate(course.base_folder() / "runs" / ".few", **FEW, workers=1, progress=False)
-
-
-def _beside(exercise, mine, solution, flags, coarse, large):
-    """Yield the other audited runs: with a small model, and in float32."""
-    usual = Role.SOLUTION
-    if large:
-        flags, usual = [*flags, *exercise.small.split()], Role.SMALL_SOLUTION
-        kept = LEDGER | UNTIMED
-        yield _entry(usual, 0, solution, flags, audit=kept, reference=Role.SMALL)
-        yield audited(_entry(Role.SMALL, 0, mine, flags, reference=usual), UPDATES, UNTIMED)
-    if coarse:
-        wide = _entry(Role.FLOAT32, 0, mine, [*flags, "--precision", "fp32"], reference=usual)
-        yield audited(wide, UPDATES, UNTIMED)
+    wanted = {name: number * (processes if "images" in name else 1) for name, number in FEW.items()}
+    folder = course.base_folder() / "runs" / f".few-{processes}"
+    made = images.generate(folder, **wanted, workers=1, progress=False)
+    files.make_equal(made)
+    return made
 
 
 LEDGER = {"keep": 0}  # for the solution's auditor: keep every step, but no update
 MIDDLE = {"middle": True}  # profile one more step
+REWRITTEN = {"rewritten": True}  # change the image files after their first epoch
+SHORT = {"short": True}
 TIMED = {"timed": True}
-# For runs whose updates alone are read: cuDNN would try algorithms for minutes.
-UNTIMED = {"autotune": False, "validate": False}
 
 
-def audited(
-    run: series.Entry, keep: int, more: dict | None = None, tuned: bool = True
-) -> series.Entry:
-    """Return a run of the trainee's trainer whose reference replays `keep` of its updates.
+def audited(run: series.Entry, wish: dict, images: str = "") -> series.Entry:
+    """Return a run of the trainee's trainer whose reference replays the updates that it keeps.
 
-    more: further wishes of the auditor; tuned: the replay may have cuDNN try its algorithms, if the
-    run did. That takes seconds, and in TF32 and 16 bits they differ by less than the allowed noise.
+    images: a folder for both; without one the model's links are not replayed, as in 16 bits their
+    noise would hide mistakes.
     """
     program = Path(find_spec("dlojz.watch.replay").origin)
-    wish = {"keep": keep} | (more or {})
-    again = {"autotune": tuned and wish.get("autotune", True)}
     own = ["{run}/..", *without(run.flags, LEFT_OUT)]
-    return replace(run, audit=wish, replay=series.Entry(series.REPLAY, program, own, audit=again))
+    again = {"replays": "all" if images else "exact"} | (REWRITTEN if images else {})
+    replay = series.Entry(series.REPLAY, program, own, audit=again, images=images)
+    return replace(run, audit=wish, replay=replay, images=images)
+
+
+def sets_environment(source: str) -> bool:
+    """Return whether a trainer sets environment variables before it imports torch."""
+    for line in source.splitlines():
+        if re.match(r"(import|from) (torch|dlojz)", line):
+            return False
+        if re.search(r"environ\b|putenv", line):
+            return True
+    return False
 
 
 def placed(run: series.Entry, elsewhere: Mapping[str, Path]) -> series.Entry:

@@ -99,13 +99,15 @@ def _replayed(ranks, every):
         for step, (logged, loss) in enumerate(zip(rank.steps.loss, record.losses, strict=False)):
             if loss is not None:
                 yield logged, (loss, LOSS * abs(loss)), f"loss of step {step}", step // each
-    train = [_by_epoch(record.right, len(epochs)) for record in every]
+    seen = {"train": [r.right for r in every], "val": [r.validation.right for r in every]}
     parts = [
-        ("train", number, [batch for own in each for batch in own])
-        for number, each in enumerate(zip(*train, strict=True))
+        (mode, number, [batch for own in each for batch in own])
+        for mode, rights in seen.items()
+        for number, each in enumerate(
+            zip(*(_by_epoch(right, len(epochs)) for right in rights), strict=True)
+        )
     ]
-    last = [batch for record in every for batch in record.validation.right]
-    for mode, number, batches in [*parts, ("val", len(epochs) - 1, last)]:
+    for mode, number, batches in parts:
         if batches and None not in batches:
             images = sum(count for _, count in batches)
             expected = sum(right for right, _ in batches) / images, ACCURACY + 1 / images

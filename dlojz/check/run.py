@@ -20,11 +20,12 @@ from dlojz.check.verdict import CheckError
 from dlojz.course import presets, progress
 from dlojz.launch import series
 
-IMPORTS_S = 6  # for importing torch, once in a job, however many runs its series has
+IMPORTS_S = 6  # for importing torch: once in a job, and in each run that begins afresh
 # A run of a check that takes longer, and ten times as long as its job, stands still.
 STANDS_STILL_S, COMPILES_S = 180, 1200
 FIRST, ALL = "first", "all"  # the runs before the pairs, and these, too
 PAIR = (Role.BEFORE, Role.AFTER)
+SOLUTIONS = (Role.EXTRA_SOLUTION, Role.EPOCHS_SOLUTION)  # named as the trainee's
 ENOUGH = "the first runs tell the check enough"
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed}"
 CHECK_FILE = "check.json"  # in a job's folder: the check that it belongs to
@@ -191,7 +192,9 @@ def _key(entry, text: bytes, pair: bytes, plan) -> str:
     request = plan.request
     where = [launch.launcher().name, request.n_gpu, request.account, request.module]
     where += [*plan.hardware, bool(presets.gpus()), str(course.data_folder())]
-    asked = [[list(e.flags), e.rehearse, e.audit] for e in (entry, entry.replay) if e]
+    asked = [
+        [list(e.flags), e.rehearse, e.audit, e.images, e.fresh] for e in (entry, entry.replay) if e
+    ]
     words = json.dumps([entry.name, entry.reference, asked, where])
     parts = (pair if entry.role in PAIR else b"", text, words.encode(), _measuring())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
@@ -319,7 +322,8 @@ def about_s(plan: Plan, entries: Sequence[series.Entry]) -> float:
     They may have to compile code, once, that the job found in its cache.
     """
     long = sum(1 + (entry.replay is not None) for entry in entries if not entry.rehearse)
-    return IMPORTS_S + plan.compile_s + max(2.0, plan.seconds - plan.compile_s) * long
+    imports_s = IMPORTS_S * (1 + sum(entry.fresh for entry in entries))
+    return imports_s + plan.compile_s + max(2.0, plan.seconds - plan.compile_s) * long
 
 
 def say(text: str):
@@ -450,13 +454,7 @@ def doing(entries: Sequence[series.Entry], done: int, compiles: bool = False) ->
     return name + ", which compiles" * compiles
 
 
-CALLED = {
-    Role.SOLUTION: "the solution",
-    Role.YOURS: "your trainer",
-    Role.FLOAT32: "your trainer in float32",
-    Role.SMALL: "a small model",
-    Role.SMALL_SOLUTION: "a small model",
-}
+CALLED = {Role.SOLUTION: "the solution", Role.YOURS: "your trainer"}
 
 
 def named(entries: Sequence[series.Entry]) -> dict[str, list[series.Entry]]:
@@ -467,7 +465,7 @@ def named(entries: Sequence[series.Entry]) -> dict[str, list[series.Entry]]:
     pairs = sorted({entry.number for entry in entries if entry.role in PAIR})
     found = {}
     for entry in entries:
-        own = entry.reference if entry.role == Role.EXTRA_SOLUTION else entry.name
+        own = entry.reference if entry.role in SOLUTIONS else entry.name
         name = CALLED.get(entry.role, own.replace("-", " "))
         if entry.role in PAIR:
             name = f"pair {pairs.index(entry.number) + 1} of {len(pairs)}"

@@ -6,6 +6,7 @@ forked for one run after the other: `dlojz.jobs.several` does so for the runs of
 
 import atexit
 import builtins
+import faulthandler
 import gc
 import io
 import os
@@ -19,6 +20,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+STACK = signal.SIGUSR2  # has a process of a series write where it stands
 _exit_code = None  # a fork's, once it is known
 
 
@@ -41,6 +43,12 @@ def run_script(file: str, flags: Sequence[str]):
     """Run a script as Python itself would, from here to the end of the process."""
     sys.path.insert(0, str(Path(file).parent))
     _run(file, flags)
+
+
+def begin_anew(file: str, flags: Sequence[str]):
+    """Run a script in this process, as a Python that has imported nothing yet."""
+    python = os.environ.get("DLOJZ_PYTHON", sys.executable)
+    os.execv(python, [python, "-P", __file__, file, *flags])
 
 
 def _run(file, flags):
@@ -96,3 +104,8 @@ def _leave():
         signal.signal(-_exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -_exit_code)
     os._exit(_exit_code)
+
+
+if __name__ == "__main__":
+    faulthandler.register(STACK)
+    run_script(sys.argv[1], sys.argv[2:])

@@ -1,15 +1,17 @@
 """The program of a job that does several runs, one after the other: see `launch.series`.
 
 Each run is a process of its own, forked from one that has already imported torch, so that it does
-not spend seconds on imports. A run that fails, or runs out of memory, does not end the series. With
-several processes (n_gpu) each runs this program: they go from one run to the next together, and one
-that fails ends its run in all of them.
+not spend seconds on imports. A fresh one begins as Python does: the environment that a trainer sets
+before it imports torch acts there, too. A run that fails, or runs out of memory, does not end the
+series. With several processes (n_gpu) each runs this program: they go from one run to the next
+together, and one that fails ends its run in all of them.
 """
 
 import faulthandler
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -21,11 +23,12 @@ from dlojz import course, idr_torch
 from dlojz.jobs import forks, processes
 
 PLAN = "plan.json"  # in the job's folder: the runs, in order
+IMAGES = "images"  # in a run's folder: its own copy of some images
 REPLAY = "replay"  # in a run's folder: that of the program that follows it
 POLL_S = 0.02  # between looks at a child
 GRACE_S = 3.0  # for a process after another one of its run has failed
 TOO_LONG = 124  # the exit code of a run that was ended because it took too long, as of timeout(1)
-STACK, STACK_S = signal.SIGUSR2, 0.5  # has a process write where it stands, which takes a moment
+STACK_S = 0.5  # a process takes a moment to write where it stands
 
 
 def main():
@@ -67,6 +70,8 @@ def _run(job, folder, entry) -> int:
     folder.mkdir(exist_ok=True)
     own = folder / f"exit_code.rank{idr_torch.rank}"
     own.unlink(missing_ok=True)  # of this job, before it was requeued
+    if entry["images"] and idr_torch.is_master:
+        shutil.copytree(entry["images"], folder / IMAGES, dirs_exist_ok=True)
     if idr_torch.size > 1:
         _meet(folder)
     child = os.fork()
@@ -78,6 +83,8 @@ def _run(job, folder, entry) -> int:
     course.write_atomically(own, f"{code}\n")
     while len(codes := _codes(folder)) < idr_torch.size:
         time.sleep(POLL_S)
+    if entry["images"] and idr_torch.is_master:
+        shutil.rmtree(folder / IMAGES)
     return next(filter(None, codes), 0)
 
 
@@ -119,7 +126,7 @@ def _wait(child, folder, most_s=None) -> int:
         if pid:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > last:
-            os.kill(child, STACK)
+            os.kill(child, forks.STACK)
             time.sleep(STACK_S)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -138,7 +145,7 @@ def _become(job, folder, entry):
         stream.flush()
         descriptor = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(descriptor, stream.fileno())
-    faulthandler.register(STACK)
+    faulthandler.register(forks.STACK)
     os.environ |= entry["environment"] | {"DLOJZ_RUN": str(folder)}
     if entry["rehearse"]:
         _rehearse()
@@ -150,7 +157,8 @@ def _become(job, folder, entry):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         course.write_atomically(folder / path, (job / copy).read_bytes())
     flags = [f.replace("{run}", str(folder)).replace("{job}", str(job)) for f in entry["flags"]]
-    forks.run_script(str(folder / "trainer.py"), flags)
+    run = forks.begin_anew if entry["fresh"] else forks.run_script
+    run(str(folder / "trainer.py"), flags)
 
 
 def _rehearse():

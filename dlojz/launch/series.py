@@ -34,6 +34,8 @@ class Entry:
     audit: dict | None = None  # what a check keeps of it: see `dlojz.watch.auditor.begin`
     replay: "Entry | None" = None  # a run that follows, if this one succeeds, in its folder
     environment: Mapping[str, str] = field(default_factory=dict)  # beside that of the job
+    fresh: bool = False  # a process of its own from the start, as a job's: it imports torch itself
+    images: str = ""  # a folder of images, to be copied into the run's as IMAGES while it runs
     most_s: float | None = None  # after these it is ended, and its stderr says where it stood
     # What the run is for, which of several, and the name of the run that it is compared with.
     role: str = ""

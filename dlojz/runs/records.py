@@ -221,13 +221,6 @@ class WholeRun(Record):
     phases: dict = field(default_factory=dict)  # of the Chronometer, by what was done in them
     threads: int | None = None  # of the processor, at most, for an operation
     rates: list = field(default_factory=list)  # of the first updates; None: on a GPU
-    # Dicts of weights (how many had a gradient), settings (of the optimizer), count: of these.
-    updates: list = field(default_factory=list)
-    # Of a check's short runs, in all epochs:
-    touched: int | None = None  # updates before which weights or momenta had been changed
-    entered: list = field(default_factory=list)  # of a batch: mode, some pixels of each image
-    labels: list = field(default_factory=list)  # of a batch: mode, a sum of its labels by place
-    norms: list = field(default_factory=list)  # of the gradients of each update
     scale: float | None = None  # of the gradient scaler, at the end
     stale_casts: int = 0  # steps that computed with casts of the weights of an earlier one
     weights_changed: bool | None = None
@@ -306,6 +299,7 @@ class Audit(Record):
     # By mode, of each batch: its loss, its images, and how many of these were classified rightly.
     met: dict = field(default_factory=dict)
     same_buffers: bool | None = None  # as a validation begins: those of the step before
+    kept_buffers: bool | None = None  # as the next epoch begins: those of the validation
     same_weights: bool | None = None  # in all validations: those that the last update left
     updates: int | None = None
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed
@@ -364,7 +358,7 @@ class Settings(Record):
 
 @dataclass(frozen=True)
 class Validation(Record):
-    """The distance of the last validation's batches from the solution's."""
+    """The distance of all validations' batches from the solution's."""
 
     pixels: list = field(default_factory=list)
     labels: list = field(default_factory=list)  # whether they were the same; None: not seen
@@ -389,6 +383,7 @@ class Every(Record):
     )  # the trainee's
     usual: list[Settings] = field(default_factory=list, metadata={"of": Settings})  # the solution's
     first_buffers: list = field(default_factory=list)  # those that began as others
+    touched: list = field(default_factory=list)  # tensors that changed between two updates
     validation: Validation = field(default_factory=Validation)
 
 

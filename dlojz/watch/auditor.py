@@ -33,7 +33,7 @@ from dlojz.traces import kinds
 from dlojz.training import private
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
-from dlojz.watch import calls, readings, stopwatch, store
+from dlojz.watch import calls, files, readings, store
 
 VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
@@ -45,25 +45,22 @@ def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
 
     keep: the number of updates, the first ones; watch: keep every step for a replay, even without
     an update; memory: files without a name, held in memory by the job, to write into if it has
-    room; autotune: false forbids cuDNN to try its algorithms, which in float32 can take minutes;
-    validate: false ends the run with its training; middle: true has the witness profile one more
-    step, one before the last.
+    room; middle: true has the witness profile one more step, one before the last; rewritten: true
+    changes the image files once their first epoch is over.
     """
     wish = wished()
     if "keep" not in wish:
         return None
     # Inductor would draw other random numbers, for a dropout, than the solution's replay.
     private.draw_as_eager()
-    if not wish.get("autotune", True):
-        torch.backends.cudnn.benchmark = False
     return Auditor(run, training, args, witness, steps, wish, loader)
 
 
 def wished() -> dict:
     """Return the wishes in $DLOJZ_AUDIT; {} if it is not set.
 
-    Besides an auditor's, see `begin`: epochs, to note the data of every step; timed, for a
-    stopwatch.
+    Besides an auditor's, see `begin`: timed, for a stopwatch; short, in a run with other flags
+    than the job's; replays, the links of a replay.
     """
     return json.loads(os.environ.get(VARIABLE, "{}"))
 
@@ -86,7 +83,7 @@ def aside():
 
 @dataclass
 class Batch:
-    """The record of a batch, of the training or of the last validation; None: not observed."""
+    """The record of a batch, of the training or of a validation; None: not observed."""
 
     pixels: torch.Tensor | None = None
     layout: str | None = None  # the images', in the training
@@ -124,7 +121,7 @@ class Watched:
     files: list = field(default_factory=list)  # the files of `kept`
     first_buffers: dict = field(default_factory=dict)
     validated: dict | None = None  # the buffers as the last validation began
-    validation: list[Batch] = field(default_factory=list)
+    validation: list[Batch] = field(default_factory=list)  # of all epochs
 
 
 torch.serialization.add_safe_globals([Batch, Facts, Watched])
@@ -148,19 +145,22 @@ class Auditor:
         self._modules = list(self._model.modules())
         self._places = None
         self._forwards = 0
-        self._state = None  # of the previous update, if it is kept
+        self._state = None  # of the present update, if it is kept
         self._buffers, self._generators = None, ()  # as the present update begins
         self._skipped = False  # the previous update called no optimizer
         self._same_buffers = None  # at the beginning of validations
         self._validated = None  # the buffers at the beginning of the last validation
-        self._unchanged = []  # for each validation: it left them unchanged
+        self._unchanged = []  # those of the validation, as the next epoch begins
         self._weights = None  # norms after the last update of an epoch
         self._same_weights = None  # in all batches of the validations
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
         self._kept, self._files = [], []
         self._memory = {}  # on the CPU, by part: updates are packed there one after the other
         self._steps_seen, self._updates = [], []
-        self._val_buffers, self._validation = None, []  # of the last validation, as it began
+        self._val_buffers = None  # as the last validation began
+        self._validating, self._validation = False, []
+        changes = wish.get("rewritten") and idr_torch.is_master
+        self._images = files.Changing(args.data) if changes else None
         self._first_buffers = None
         self._met = {"train": [], "val": []}  # the expected metrics of each batch
         self._foreign = 0
@@ -193,16 +193,16 @@ class Auditor:
     # Every step --------------------------------------------------------------------------------
 
     def _on_input(self, model, args, kwargs):
-        if not (model.training and torch.is_grad_enabled()):
+        trains = model.training and torch.is_grad_enabled()
+        if self._images:
+            self._images.enter(files.TRAIN if trains else files.VAL)
+        if not trains:
             self._compare_buffers()
             self._compare_weights()
-            if self._forwards >= self._steps:
-                if not self._wish.get("validate", True):
-                    if self._same_weights is False:  # the validation has another model's weights
-                        self._state = None
-                    stopwatch.end(self._run)
-                self._see_validation(readings.entered(args, kwargs))
+            self._see_validation(readings.entered(args, kwargs))
+            self._validating = True
             return
+        self._validating = False
         images = readings.entered(args, kwargs)
         with aside():
             if self._forwards % self._accumulate == 0:
@@ -235,9 +235,9 @@ class Auditor:
             self._unchanged.append(alike and (other.to(buffer.device) == buffer).all())
 
     def _see_validation(self, images):
-        """Keep the input of a batch of the last validation, and the buffers as it begins."""
+        """Keep the input of a batch of a validation, and the buffers as it begins."""
         with aside():
-            if self._keep and not self._validation:
+            if self._keep and not self._validating:
                 self._val_buffers = self._copied_buffers()
             self._validation.append(Batch(self._sample(images)))
 
@@ -288,7 +288,7 @@ class Auditor:
         return None if self._met[mode] or logits.ndim != 2 else logits.detach().argmax(1)
 
     def _see_outputs(self, logits):
-        """Keep the likeliest classes of a batch of the last validation."""
+        """Keep the likeliest classes of a batch of a validation."""
         if self._validation:
             with aside():
                 self._validation[-1].best = self._best(logits, "val")
@@ -337,13 +337,15 @@ class Auditor:
             self._foreign += 1
             return
         with aside():
-            self._end_update()
             if not self._is_skipped(optimizer):
                 self._take(optimizer)
 
     def _after_update(self, optimizer, args, kwargs):
-        if self._weights is not None and self._is_ours(optimizer):
-            with aside():
+        if not self._is_ours(optimizer):
+            return
+        with aside():
+            self._end_update()
+            if self._weights is not None:
                 self._weights = self._weight_norms()
 
     def _is_ours(self, optimizer) -> bool:
@@ -400,7 +402,7 @@ class Auditor:
     # The first updates --------------------------------------------------------------------------
 
     def _end_update(self):
-        """Write the previous update, with the state that it left, if it is to be kept."""
+        """Write an update, with the state that it left, if it is to be kept."""
         state, self._state = self._state, None
         if state is None:
             return
@@ -435,7 +437,6 @@ class Auditor:
         """Write the record of every step, and log the auditor's measurements."""
         for hook in self._hooks:
             hook.remove()
-        self._end_update()
         self._memory.clear()
         steps, updates = store.on_cpu(self._steps_seen), store.on_cpu(self._updates)
         watched = Watched(
@@ -453,7 +454,8 @@ class Auditor:
                 images=[int(s.images or 0) for s in steps],
                 losses=[None if s.loss is None else float(s.loss) for s in steps],
                 met={mode: _numbers(batches) for mode, batches in self._met.items()},
-                same_buffers=self._same_buffers and all(map(bool, self._unchanged)),
+                same_buffers=self._same_buffers,
+                kept_buffers=all(map(bool, self._unchanged)),
                 same_weights=self._same_weights,
                 updates=len(self._updates),
                 kept=self._kept,

@@ -17,8 +17,7 @@ share  this process's part of the model and its training, in shards or whole, an
        that ran again in the backward pass.
 
 The probe's hooks are removed when it ends. The others touch no data on the device: they cost
-microseconds, and `torch.compile` leaves them out of its graphs. In a check's short run of several
-epochs, which is not timed, `Steps` looks at the data of every step.
+microseconds, and `torch.compile` leaves them out of its graphs.
 """
 
 import atexit
@@ -41,16 +40,15 @@ from dlojz.runs.folder import group_file
 from dlojz.training import checkpoint, distributed, models, private, sharding
 from dlojz.training.data import CHECKED_BATCHES, normalize
 from dlojz.watch import auditor, calls, casts, compilation, profile, readings, samples, workload
-from dlojz.watch.steps import Steps, classes
 from dlojz.watch.stopwatch import Stopwatch
 
+NOTED = 64  # updates of a run to keep rates of
 # The keys of DDP's logging data to keep.
 DDP_FACTS = (
     *("backend_name", "world_size", "bucket_cap_bytes", "bucket_sizes", "rebuilt_bucket_sizes"),
     *("find_unused_parameters", "unused_parameter_size", "gradient_as_bucket_view"),
     *("broadcast_buffers", "has_sync_bn", "static_graph", "comm_hook", "device_ids"),
 )
-NOTED = 64  # updates of a run to keep rates and settings of
 # Steps after the probe until compiling is over. On a GPU the first one compiles, the
 # second warms a CUDA graph up, and the third records it.
 COMPILES_IN = {"cpu": 2, "cuda": 3}
@@ -94,7 +92,7 @@ class Witness:
         self._layers, self._first = Counter(), {}
         self.chronometer = None  # set by the Chronometer
         self._phases, self._threads = {}, 0
-        self._rates, self._updates = [], Counter()
+        self._rates = []
         self._loss_gradient = self._logits_gradient = None
         self._canary, self._stale = None, 0  # steps with old casts: a tensor on their device
         self._skipped = 0  # updates skipped by a fused optimizer: a tensor on its device
@@ -117,9 +115,7 @@ class Witness:
             run.evidence(records.Samples(**seen))
         self._auditor = auditor.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
-        wish = auditor.wished()
-        self._steps = Steps(self._model) if "epochs" in wish else None
-        timed = "timed" in wish
+        timed = "timed" in auditor.wished()
         self._stopwatch = Stopwatch(run, self._model, args, self, steps) if timed else None
         self._hook()
         self._compilations = compilation.Compilations(self._place)
@@ -132,11 +128,6 @@ class Witness:
             *calls.hook_loss(self._training, self._on_loss),
             self._training.optimizer.register_step_post_hook(self._on_update),
         ]
-        if self._steps:
-            self._stay += [
-                self._training.optimizer.register_step_pre_hook(self._steps.begin),
-                self._training.optimizer.register_step_post_hook(self._steps.end),
-            ]
         weights = [p for p in self._model.parameters() if p.requires_grad]
         if weights:
             self._stay.append(weights[0].register_post_accumulate_grad_hook(self._on_gradient))
@@ -161,8 +152,6 @@ class Witness:
     def _on_input(self, model, args, kwargs):
         images = readings.entered(args, kwargs)
         mode = "train" if model.training else "val"
-        if self._steps:
-            self._steps.enter(mode, images)
         if mode == "train":
             if self._canary:
                 self._stale, self._canary = self._stale + self._canary.stale(), None
@@ -194,11 +183,9 @@ class Witness:
         logits, labels = readings.given(args, kwargs)
         mode, _ = self._place()
         self._losses[mode, tuple(logits.shape), logits.dtype, labels.device, loss.dtype] += 1
-        if self._steps:
-            self._steps.label(mode, labels)
         if self._probe and loss.requires_grad and not self._first:
             self._first = {
-                "labels": _crc(classes(labels)),
+                "labels": _crc(readings.classes(labels)),
                 "logits": _tensor(logits),
                 "loss": _tensor(loss),
             }
@@ -224,8 +211,8 @@ class Witness:
             torch.set_deterministic_debug_mode(self._deterministic)
         self._counts["optimizer_steps"] += 1
         self._note_phase("update")
+        self._note_rate(optimizer)
         self._canary = casts.Canary(self._device) if casts.enabled(self._device) else None
-        self._note_update(optimizer)
         self._note_threads()
         skipped = _found_inf(optimizer)
         if skipped is not None:
@@ -233,17 +220,12 @@ class Witness:
         if self._probe and not skipped:
             self._end_probe()
 
-    def _note_update(self, optimizer):
-        """Note the number of weights that one of the first updates moves, and its settings."""
-        if len(self._rates) == NOTED:
-            return
-        groups = optimizer.param_groups
-        rates = {group["lr"] for group in groups}
+    def _note_rate(self, optimizer):
+        """Note the learning rate of one of the first updates, also of one that is skipped."""
+        rates = {group["lr"] for group in optimizer.param_groups}
         known = not any(torch.is_tensor(rate) and rate.is_cuda for rate in rates)
-        self._rates.append(max(map(float, rates)) if known else None)
-        moved = sum(p.grad is not None for group in groups for p in group["params"])
-        settings = sorted({str(readings.settings(group, optimizer)) for group in groups})
-        self._updates[moved, "; ".join(settings)] += 1
+        if len(self._rates) < NOTED:
+            self._rates.append(max(map(float, rates)) if known else None)
 
     def _note_phase(self, work):
         """Note the Chronometer's phase in which this work is done."""
@@ -400,7 +382,7 @@ class Witness:
             self._end_probe()
             self._run.evidence(self._whole())
             compiled = self._compilations.seen()
-            if self._steps and "--compile" in sys.argv and not self._compiles:
+            if "short" in auditor.wished() and "--compile" in sys.argv and not self._compiles:
                 compiled = replace(compiled, words=compilation.words(self._model, self._args))
             if compiled != records.Compilation():
                 self._run.evidence(compiled)
@@ -423,8 +405,6 @@ class Witness:
             phases={work: sorted(map(str, phases)) for work, phases in self._phases.items()},
             threads=self._threads or None,
             rates=self._rates,
-            updates=_rows(self._updates, "weights settings"),
-            **(self._steps.found() if self._steps else {}),
             scale=self._scale(),
             stale_casts=int(self._stale),
             weights_changed=self._weights not in (None, after),  # None: no update has begun

@@ -63,6 +63,11 @@ def given(args, kwargs):
     return names["input"], names["target"]
 
 
+def classes(labels):
+    """Return the classes of a batch; labels: class indices, or probabilities [N, classes]."""
+    return labels if labels.ndim == 1 else labels.argmax(1)
+
+
 def sums(criterion) -> bool:
     """Return whether a criterion is set to return the sum of a batch's losses."""
     return getattr(criterion, "reduction", None) == "sum"

@@ -11,11 +11,12 @@ criterion   the gradient of the logits: that of the solution's criterion for the
 gradients   as they enter the optimizer: the solution's, from the same weights and its own images
 optimizer   the solution's, fed with the trainee's gradients: the weights and momenta that follow
 buffers     of batch normalization, after the step
+touched     weights and momenta, as an update begins: those that the last one left
 validation  pixels and labels of each batch; the buffers: those of process 0
 
-In float32 all links are judged, in other precisions those without the model: there rounding hides
-what the trainer does. The noise of a link is the solution's own, with weights that are off by a
-rounding error. Such an error can turn a ReLU on or off, and the gradients jump: where they are far
+Outputs, gradients and buffers are judged in float32 alone: in 16 bits rounding hides what the
+trainer does. The noise of a link is the solution's own, with weights that are off by a rounding
+error. Such an error can turn a ReLU on or off, and the gradients jump: where they are far
 off, the solution repeats the update with other errors, and the nearest of its gradients count. Only
 tensors are taken from the trainee: learning rates, settings and the schedule are the solution's.
 Every number goes into the log; `dlojz.check.audit` judges them.
@@ -38,7 +39,7 @@ from dlojz.runs import log, records
 from dlojz.training import distributed, imports
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.sharding import own
-from dlojz.watch import auditor, distances, readings, store
+from dlojz.watch import auditor, distances, files, readings, store
 
 NOISY = 3  # updates whose noise is measured
 USUAL = 1e-4  # the noise of float32's gradients without a kink: ShuffleNet, on a processor
@@ -56,7 +57,6 @@ def main():
     args = trainer.parse_args()
     run = log.open_run(args)
     trainer.set_numerics(args)
-    torch.backends.cudnn.benchmark &= auditor.wished().get("autotune", True)
     if getattr(args, "compile", "off") != "off":  # a few steps are not worth it
         torch.compiler.set_stance("force_eager")
     replay = Replay(trainer, args, trainer.set_device())
@@ -65,17 +65,22 @@ def main():
     pair = [torch.load(auditor.watched_file(f, idr_torch.rank)) for f in (mine, solution)]
     _all_the_same(pair[0].kept)
     first_buffers = replay.other_buffers(pair[0].first_buffers)
-    updates, noisy = [], NOISY
+    updates, touched, last = [], [], None
     for file in map(Path, pair[0].files):
         state = store.load(file)
+        if last:
+            touched += store.touched(last[1], state)
+            store.drop(last[0])
         if not _had_to_skip(state):
-            updates.append(replay.update(state, pair[0].steps, noisy=noisy > 0))
-            noisy -= updates[-1].gradients_noise is not None  # in fp16 a step may be skipped
-        del state  # frees its memory
-        store.drop(file)
+            noisy = sum(u.gradients_noise is not None for u in updates) < NOISY
+            updates.append(replay.update(state, pair[0].steps, noisy))
+        last = file, state
+    if last:
+        store.drop(last[0])
     every = replace(
         distances.every_step(replay, *pair),
         first_buffers=first_buffers,
+        touched=touched,
         validation=replay.validation(*pair),
     )
     run.evidence(records.Replay(updates, every))
@@ -126,6 +131,7 @@ class Replay:
 
     def __init__(self, trainer, args, device):
         self.trainer, self.args, self.device = trainer, args, device
+        self._wish = auditor.wished()
         self.loaders = trainer.build_loaders(args)
         batches = len(self.loaders[0])
         updates = args.epochs * (batches // args.accumulate)
@@ -160,13 +166,12 @@ class Replay:
     def update(self, state, steps, noisy: bool) -> records.Update:
         """Return the distance of a trainee's update from the solution's, link by link.
 
-        In 16 bits and TF32 rounding hides most mistakes of the model: there only the optimizer is
-        compared, and a run in float32 has the other links.
+        The model's links only in a run that asks for them.
 
         steps: the record of every step; noisy: measure the solution's own noise, too.
         """
         number = state["facts"].update
-        found = self._of_the_model(state, steps, noisy) if self._exact else {}
+        found = self._of_the_model(state, steps, noisy) if self._wish["replays"] == "all" else {}
         return records.Update(update=number, **found, **self._optimizer(state))
 
     def _of_the_model(self, state, steps, noisy) -> dict:
@@ -252,9 +257,17 @@ class Replay:
         """Yield (step, keys of its images) from the step `first` on."""
         sampler = self.loaders[0].batch_sampler
         if self._stream is None or self._stream[0] != epoch:
+            if epoch and self._wish.get("rewritten"):
+                self._change_files()
             sampler.set_epoch(epoch)
             self._stream = epoch, enumerate(sampler)
         return (item for item in self._stream[1] if item[0] >= first)
+
+    def _change_files(self):
+        """Change this replay's image files, as those of the run did after the first epoch."""
+        if idr_torch.is_master:
+            files.change(Path(self.args.data, files.TRAIN))
+        _in_each_process(None)  # none reads them before
 
     def _step(self, state, batches, moved=None) -> dict | None:
         """Return the result of the solution's step from a state; None if it skipped the update."""
@@ -381,12 +394,6 @@ class Replay:
             return None
         finally:
             torch.backends.cudnn.enabled = before
-
-    @property
-    def _exact(self):
-        """Return whether the run computes in float32; a processor has no TF32."""
-        precision = getattr(self.args, "precision", "fp32")
-        return precision == "fp32" or (precision == "tf32" and self.device.type == "cpu")
 
     @property
     def _fused(self):

@@ -61,6 +61,21 @@ def load(file: Path) -> dict:
     return kept
 
 
+def touched(last: dict, state: dict) -> list[str]:
+    """Return the weights and momenta that changed between two updates: "fc.weight in update 6"."""
+    number = state["facts"].update
+    return [
+        f"{name} in update {number}"
+        for part in AFTER
+        for name, tensor in last["after"][part].items()
+        if name not in state[part] or not _same(tensor, state[part][name])
+    ]
+
+
+def _same(a, b) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
 def drop(file: Path):
     """Free an update's memory or disk space. Its tensors are lost."""
     file.open("wb").close()

@@ -92,6 +92,7 @@ EXERCISE = Exercise(
         Bar(CPU, None, "both sides compute on this processor"),
     ),
     extras=extras,
+    epochs="",
     errors=(
         (r"no NVIDIA driver|not compiled with CUDA|CUDA is not available", "by-name"),
         (r"target tensor expected|class probabilities", "labels"),

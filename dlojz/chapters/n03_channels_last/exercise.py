@@ -2,14 +2,11 @@
 
 from dlojz.check.bars import CPU, FUSED, HOPPER, LARGE, RECORDED, Bar
 from dlojz.check.common import alike, flag, inputs, like, no_brake, words
-from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs
+from dlojz.check.ending import Role
+from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Finding, Runs
 
 WANTED = "channels_last"
-OTHERWISE = "no-channels-last"
-SMALL = (
-    "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 2 -e 2 "
-    "--precision fp32"  # with a scaler, updates would be skipped
-)
+OTHERWISE = Role.EPOCHS
 
 
 def mechanism(runs: Runs) -> list[Finding]:
@@ -68,11 +65,6 @@ def _autotuner(run):
     return {True: "on", False: "off"}.get(run.probe.numerics.cudnn_benchmark)
 
 
-def extras(on_gpu: bool) -> list[Extra]:
-    """Return a short run that asks for NCHW, and for determinism, which the autotuner breaks."""
-    return [Extra(OTHERWISE, (*SMALL.split(), "--no-channels-last", "--deterministic"))]
-
-
 def _multiple_of_8(mine, reference):
     odd = [{i["shape"][0] % 8 for i in inputs(r, "train")} - {0} for r in (mine, reference)]
     batches = words(i["shape"][0] for i in inputs(mine, "train"))
@@ -88,6 +80,7 @@ EXERCISE = Exercise(
     step="03_channels_last",
     own_flags={"--channels-last": 0, "--no-channels-last": 0},
     mechanism=mechanism,
+    follows=("images-otherwise",),
     bars=(
         Bar(HOPPER, 1.15, f"{FUSED}/03-*", precision="16", **LARGE),
         Bar(
@@ -110,7 +103,8 @@ EXERCISE = Exercise(
             "below 128 px a processor gains little: 0.93 to 1.09 times as fast at 64 px",
         ),
     ),
-    extras=extras,
+    # The autotuner breaks its determinism.
+    epochs="--precision fp32 --no-channels-last",
     first_hints=("eights", *WORK_FIRST),
     errors=(
         (r"unrecognized arguments: .*--(no-)?channels-last", "flag"),

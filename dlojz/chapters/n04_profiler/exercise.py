@@ -2,16 +2,13 @@
 
 from dlojz.check.bars import Bar
 from dlojz.check.common import flag, like, no_brake
-from dlojz.check.exercise import MECHANISM, Exercise, Extra, Finding, Runs, Unseen, shown
+from dlojz.check.ending import Role
+from dlojz.check.exercise import MECHANISM, Exercise, Finding, Runs, Unseen, shown
 from dlojz.runs import log
 from dlojz.runs.folder import trace_file
 from dlojz.traces import trace
 
-SMALL = (
-    "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 4 -e 2 "
-    "--precision fp32 --deterministic"
-)
-QUIET = "without-the-flag"
+QUIET = Role.EPOCHS
 MOST_STEPS = 10  # a trace of more steps is larger without telling more
 PHASES = {"transfer", "forward", "backward", "update"}
 
@@ -95,17 +92,12 @@ def _file(run: log.Run):
     return trace_file(run.path.parent)
 
 
-def extras(on_gpu: bool) -> list[Extra]:
-    """Return a short run without --profile, which must have no profiler."""
-    return [Extra(QUIET, tuple(SMALL.split()))]
-
-
 EXERCISE = Exercise(
     step="04_profiler",
     own_flags={"--profile": 0, "--no-profile": 0},
     mechanism=mechanism,
     bars=(Bar("", None, "a profiler makes nothing faster"),),
-    extras=extras,
+    epochs="--precision fp32 --no-profile",
     errors=(
         (r"unrecognized arguments: .*--(no-)?profile", "flag"),
         (r"'NoneType' object has no attribute 'step'", "not-there"),

@@ -4,13 +4,8 @@ import math
 
 from dlojz.check.bars import CPU, Bar
 from dlojz.check.common import alike, no_brake
-from dlojz.check.exercise import MECHANISM, SAME, Exercise, Extra, Finding, Runs, Unseen, shown
+from dlojz.check.exercise import MECHANISM, SAME, Exercise, Finding, Runs, Unseen, shown
 
-EPOCHS = "two-epochs"
-SMALL = (
-    "--test --data {images} --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 9 -e 2 "
-    "--num-workers 1 --precision fp32 --deterministic"
-)
 NEAR = 0.03  # share of the file: the distance of an edge between two ways of resizing
 DETAIL = 0.04  # two decoders differ by a hundredth of it
 PIXELS = 0.02  # share of a standard deviation; two decoders differ by a hundredth of it
@@ -150,11 +145,6 @@ def _entered(mine, reference, mode):
     return Finding(SAME, f"{mode}-pixels", what, near, text, wanted, hint)
 
 
-def extras(on_gpu: bool) -> list[Extra]:
-    """Return a run of two whole epochs of few files, whose last batches are smaller."""
-    return [Extra(EPOCHS, tuple(SMALL.split()))]
-
-
 EXERCISE = Exercise(
     step="05_dataloader",
     own_flags={},
@@ -166,7 +156,8 @@ EXERCISE = Exercise(
             **{"model": "shufflenet", "image_size": 64, "batch_size": 32, "not_slower": True},
         ),
     ),
-    extras=extras,
+    epochs="--precision fp32 --num-workers 1",
+    later={"pixels": "cached", "val-pixels": "cached"},
     first_hints=(),  # mistakes in loading come before their consequences
     errors=(
         (r"pic should be PIL|Input tensor should be a float", "half"),

@@ -5,14 +5,15 @@ from collections import Counter
 
 from dlojz.check.bars import CPU, HOPPER, LARGE, Bar
 from dlojz.check.common import alike, no_brake, words
+from dlojz.check.ending import Role
 from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs, Unseen
 from dlojz.check.wording import share
 from dlojz.runs.folder import group_file
 
 # Another seed than 0, a sampler's default.
-SMALL = "--test --model shufflenet_v2_x0_5 --image-size 32 -b 8 --seed 1 "
+SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --seed 1 "
 SMALL += "--precision fp32 --deterministic"
-EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
+ACCUMULATES = "accumulates"
 FEW_BYTES = 16  # a loss, or some counts: no layer has so few weights
 IN_GROUP = "processes still in their group at the end"
 NO_HOOK = (None, "allreduce_hook")  # torch's, which does what DDP does without one
@@ -41,7 +42,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         ),
         _others(*pair),
         *alike(*pair, (MECHANISM, "group", IN_GROUP, _still_there, "leave")),
-        *(_two_epochs(*runs.extras[EPOCHS], dealt) if EPOCHS in runs.extras else []),
+        *(_two_epochs(*runs.extras[Role.EPOCHS], dealt) if Role.EPOCHS in runs.extras else []),
         *(_accumulates(*runs.extras[ACCUMULATES], dealt) if ACCUMULATES in runs.extras else []),
         *no_brake(runs.mine, runs.reference),
     ]
@@ -195,17 +196,8 @@ def _named(ranks):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return two whole epochs of few images, and seven batches, the last without an update.
-
-    The first saves in the middle of an epoch, where each process has its own statistics.
-    """
-    two = f"{SMALL} --data {{images}} --num-workers 0 --test-nsteps 9 -e 2"
-    two += " --checkpoint {run}/checkpoint.pt --checkpoint-every 1"
-    seven = "--test-nsteps 7 --accumulate 2"
-    return [
-        Extra(EPOCHS, tuple(two.split())),
-        Extra(ACCUMULATES, tuple(f"{SMALL} --data synthetic {seven}".split())),
-    ]
+    """Return a run of seven batches, the last without an update."""
+    return [Extra(ACCUMULATES, tuple(f"{SMALL} --test-nsteps 7 --accumulate 2".split()))]
 
 
 EXERCISE = Exercise(
@@ -219,6 +211,8 @@ EXERCISE = Exercise(
         Bar(CPU, None, "the processes share one processor"),
     ),
     extras=extras,
+    # It saves in the middle of an epoch, where each process has its own statistics.
+    epochs="--precision fp32 --seed 1 --checkpoint {run}/checkpoint.pt --checkpoint-every 1",
     recorded=("h200/06-resnet50-bf16-x1-1.jsonl", "h200/06-resnet50-bf16-x2-1"),
     # The division of the images comes before their order.
     first_hints=("share", *WORK_FIRST),
