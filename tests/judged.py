@@ -38,6 +38,7 @@ def made_runs(folder, asked, gain=10.0):
             * random.Random(own).uniform(0.99, 1.01)
         )
         arguments = sizes | {"precision": precision, "data": "data", "test_nsteps": 10}
+        arguments |= {"precision": "fp32", "epochs": 2} if own.startswith("two-epochs") else {}
         write_log(
             folder / own / "events.jsonl",
             batch=32,

@@ -126,7 +126,7 @@ def every(images, steps) -> dict:
     return {"steps": [steps, steps], "images": [[images, images]] * steps, "pixels": none,
             "criterion": none, "scales": [1.0] * steps, "updates": facts,
             "usual": facts, "first_buffers": [], "validation":
-            {"pixels": [0.0], "labels": [True], "buffers": 0.0}}  # fmt: skip
+            {"pixels": [0.0, 0.0], "labels": [True, True], "buffers": 0.0}}  # fmt: skip
 
 
 def replayed(updates, every) -> records.Replay:

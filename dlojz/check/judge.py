@@ -265,7 +265,7 @@ def _audit(exercise, ended, runs) -> list[Finding]:
     epochs = _of(ended, Role.EPOCHS)
     found, broken = [], []
     for run in [*_of(ended, Role.YOURS), *(epochs or [EndedRun(Path(Role.EPOCHS))])]:
-        if run.replay.end.completed:
+        if run.end.completed and run.replay.end.completed:
             kind = "fp32" if run in epochs else audit.precision_of(runs.reference)
             found += audit.audited(run.log, run.replay.log, kind)
         else:
@@ -274,23 +274,23 @@ def _audit(exercise, ended, runs) -> list[Finding]:
     mine, usual = runs.mine.ranks, runs.reference.ranks
     completed = [run.log.ranks for run in epochs if run.end.completed]
     told = [_told(ranks, found) for ranks in [mine, *completed]]
+    validation = audit.validation(mine, usual)
     first = audit.findings([r.first_epoch for r in found])
-    first += [audit.validation(mine, usual), *(early for _, early in told)]
+    first += [validation, *(early for _, early in told)]
     early = {f.key for f in first if f.fails}
     findings = [
         *audit.findings(found),
-        *broken[:1],
         audit.losses(runs.mine, runs.reference),
-        audit.validation(mine, usual),
-        *filter(None, map(audit.another_model, completed)),
-        *(row for row, _ in told),
+        validation,
+        *(() if validation.fails else filter(None, map(audit.another_model, completed))),
+        next((row for row, _ in told if row.fails), told[0][0]),
         reported.rates(runs.mine, runs.reference),
     ]
     if Role.EPOCHS in runs.extras:
         findings += audit.as_large(runs.mine, runs.reference, runs.extras[Role.EPOCHS][1])
     late = [f for f in findings if f.state == State.FAILED and f.key not in early]
     hints = exercise.later if common.same_images(*runs.extras.get(Role.EPOCHS, ())) else {}
-    return [_later(f, hints) if f in late else f for f in findings]
+    return [*broken[:1], *(_later(f, hints) if f in late else f for f in findings)]
 
 
 def _told(ranks, found) -> tuple[Finding, Finding]:
