@@ -309,7 +309,8 @@ def _random(runs):
 def _touched(runs):
     """Return a finding on what changed between two updates: only the optimizer may change it."""
     names = [name for run in runs for name in run.every.touched]
-    if any(run.mine.audit.kept_buffers is False for run in runs):
+    first = (run.mine for run in runs if run.mine.start.get("rank", 0) == 0)  # others get its own
+    if any(mine.audit.kept_buffers is False for mine in first):
         names.append("batch statistics, as an epoch begins")
     text = f"{len(names)} changed, such as {names[0]}" if names else "left alone"
     return _finding("touched", not names, text, "left alone", "touched")

@@ -319,7 +319,7 @@ def _short_runs(ended) -> list[Finding]:
 
 MODES = ("eval-mode", "train-mode")  # hints
 # Keys of rows that other rows explain better, and of those that no second epoch can bring.
-FOLLOW, ALWAYS = ("training-mode", "validated"), ("losses", "rates", "memory", "touched")
+FOLLOW, ALWAYS = ("training-mode", "validated"), ("losses", "rates", "memory", "touched", "random")
 # The links of an update, up to the gradients.
 LINKS = {"settings", "rate", "rates", "images", "drawn", "labels", "pixels", "criterion", "frozen"}
 LINKS |= {"missing", "outputs", "gradients", "tensors"}

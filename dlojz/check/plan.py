@@ -1,6 +1,8 @@
 """The plan of a check: the runs that a verdict needs, their machine, and notes on them."""
 
+import ast
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -131,10 +133,10 @@ def flags_of(job) -> list[str]:
 def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     """Return the series: the solution, the exercise's other runs, the pairs A B B A ...
 
-    The trainee's trainer is audited in two runs, which begin as the job did: with the job's flags,
-    where the work and the formats of each step are judged, and with few images in float32, where
-    the solution does all updates again. The runs of the pairs, if a gain is asked, are timed and
-    nothing else.
+    The trainee's trainer is audited in two runs: with the job's flags, where work and formats are
+    judged, and with few images in float32, where the solution does all updates again. The runs of
+    the pairs, if a gain is asked, are timed and nothing else. The trainee's begin as the job did:
+    afresh, if the trainer does anything before it imports torch.
 
     run: the job's log.
     """
@@ -148,16 +150,16 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     large, few = bool(audit.too_large(run)), _few(flags, run)
     # The trainee's comes early: it is the one whose mistakes show in most rows.
     wish = {"keep": 0, "watch": True} if large else {"keep": UPDATES}
-    yours = _entry(Role.YOURS, 0, mine, few, reference=Role.SOLUTION, fresh=True)
+    fresh = begins_otherwise(mine)
+    yours = _entry(Role.YOURS, 0, mine, few, reference=Role.SOLUTION, fresh=fresh)
     entries = [_entry(Role.SOLUTION, 0, solution, few, audit=LEDGER), audited(yours, wish | MIDDLE)]
     for name, more in exercise.beside.items():
         entries.append(series.Entry(name, solution, [*few, *more], role=Role.BESIDE))
     small = exercise.small.split() if large else []
     images = few_images(job.info["n_gpu"])
-    entries += two_epochs(exercise, mine, solution, [*flags, *small], images)
+    entries += two_epochs(exercise, mine, solution, [*flags, *small], images, fresh)
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries += [short(extra, solution, of_solution=True), short(extra, mine)]
-    fresh = sets_environment((job.directory / "trainer.py").read_text(encoding="utf-8"))
     for i in range(1, pairs + 1):
         both = [
             _entry(Role.BEFORE, i, before, known, audit=TIMED),
@@ -188,14 +190,14 @@ def short(extra, trainer, of_solution: bool = False) -> series.Entry:
     return replace(run, role=role, reference=usual)
 
 
-def two_epochs(exercise, mine, solution, flags, images: Path) -> list[series.Entry]:
+def two_epochs(exercise, mine, solution, flags, images: Path, fresh=False) -> list[series.Entry]:
     """Return the runs of two epochs of few images: the solution's, and the trainee's.
 
     The files change after their first epoch, so that images from a cache are others.
     """
     own = [*flags, *EPOCHS.split(), *exercise.epochs.split()]
     usual = _entry(Role.EPOCHS_SOLUTION, 0, solution, own, reference=Role.EPOCHS)
-    run = _entry(Role.EPOCHS, 0, mine, own, reference=usual.name, fresh=True)
+    run = _entry(Role.EPOCHS, 0, mine, own, reference=usual.name, fresh=fresh)
     usual = replace(usual, audit=LEDGER | REWRITTEN, images=str(images))
     return [usual, audited(run, {"keep": UPDATES} | REWRITTEN, str(images))]
 
@@ -234,12 +236,19 @@ def audited(run: series.Entry, wish: dict, images: str = "") -> series.Entry:
     return replace(run, audit=wish, replay=replay, images=images)
 
 
-def sets_environment(source: str) -> bool:
-    """Return whether a trainer sets environment variables before it imports torch."""
-    for line in source.splitlines():
-        if re.match(r"(import|from) (torch|dlojz)", line):
+def begins_otherwise(trainer: Path) -> bool:
+    """Return whether a trainer does anything before it imports torch, or the course's modules.
+
+    It may set environment variables that torch reads as it is imported: a fork would ignore them.
+    """
+    for statement in ast.parse(trainer.read_bytes()).body:
+        names = [alias.name for alias in getattr(statement, "names", ())]
+        names = [statement.module or ""] if isinstance(statement, ast.ImportFrom) else names
+        roots = {name.partition(".")[0] for name in names}
+        if roots & {"torch", "torchvision", "dlojz"}:
             return False
-        if re.search(r"environ\b|putenv", line):
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if not is_text and not (roots and roots <= sys.stdlib_module_names):
             return True
     return False
 
