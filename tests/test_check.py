@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,7 +89,7 @@ def checked_job(job, checked, course_folder):
 
 
 def test_a_check_submits_once_and_then_knows(first_checks, checked_job):
-    assert "6 runs" in first_checks.said
+    assert "8 runs" in first_checks.said
     submitted = len(launch.jobs())
     found = paired(checked_job)
     assert found.passed
@@ -118,8 +119,8 @@ def test_an_edit_makes_new_runs_of_what_it_touches(checked_job, course_folder, c
     edited = launch.submit(f"{trainer} {SMALL}")
     edited.wait()
     assert paired(edited).passed
-    # The pair, the audited run and the rehearsal of the trainee; the solution's runs are known.
-    assert "4 runs" in capsys.readouterr().err
+    # The pair, and the other three of the trainee; the solution's runs are known.
+    assert "5 runs" in capsys.readouterr().err
 
 
 def test_a_check_goes_on_with_the_job_that_an_interrupt_left(first_checks):
@@ -132,7 +133,8 @@ def test_a_check_goes_on_with_the_job_that_an_interrupt_left(first_checks):
 def test_where_no_gain_is_asked_nothing_is_compared(job):
     """On this processor: a single ratio has no spread."""
     names = [e.name for e in plan.of(exercises.find("01_gpu"), job).entries]
-    assert names == ["solution", "yours", "rehearsal-solution", "rehearsal"]
+    pairs = [("solution", "yours"), ("two-epochs-solution", "two-epochs")]
+    assert names == [*sum(pairs, ()), "rehearsal-solution", "rehearsal"]
     found = check("01", job)
     assert found.passed
     assert "– speed: not compared\n" in repr(found)
@@ -151,11 +153,9 @@ def test_updates_that_are_done_again_are_not_made_of_other_roundings(step):
     In TF32 a solution was refused: with 3 images in the last batch a gradient was 8 times as large.
     """
     exercise = exercises.find(step)
-    for extra in {*exercise.extras(True), *exercise.extras(False)}:
-        model = extra.flags[extra.flags.index("--model") + 1]
-        if extra.replayed and model.startswith(("shufflenet", "resnet")):
-            assert "--deterministic" in extra.flags
-            assert step.startswith("01") or "fp32" in extra.flags
+    for entry in plan.two_epochs(exercise, "mine.py", "solution.py", [], Path("images")):
+        assert "--deterministic" in entry.flags
+        assert step == "01_gpu" or "--precision fp32" in " ".join(entry.flags)
 
 
 def test_the_runs_of_a_pair_come_a_b_b_a(job):
@@ -165,15 +165,36 @@ def test_the_runs_of_a_pair_come_a_b_b_a(job):
     assert names[0] == "solution"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_timed_runs_are_only_timed_and_no_replay_in_16_bits_is_tuned(job, precision, monkeypatch):
-    monkeypatch.setattr(plan.audit, "precision_of", lambda *_: precision)
+def test_timed_runs_are_only_timed_and_the_models_links_replayed_in_two_epochs(job):
     found = {e.name: e for e in plan.of(exercises.find("01_gpu"), job, pairs=3).entries}
     timed = [found[f"{side}-{i}"] for side in ("before", "after") for i in (1, 2, 3)]
     assert [(e.audit, e.replay) for e in timed] == [(plan.TIMED, None)] * 6
-    assert found["yours"].replay.audit["autotune"] == (precision == "fp32")
-    wide = [found["float32"].replay.audit] if precision == "bf16" else []
-    assert wide == [{"autotune": False}] * len(wide)
+    again = {name: found[name].replay.audit for name in ("yours", "two-epochs")}
+    rewritten = plan.REWRITTEN
+    assert again == {"yours": {"replays": "exact"}, "two-epochs": {"replays": "all"} | rewritten}
+    assert {e.name for e in found.values() if (e.audit or {}).get("rewritten")} == {
+        "two-epochs",
+        "two-epochs-solution",
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "sets"),
+    [
+        ("import os\nos.environ['A'] = '1'\nimport torch\n", True),
+        ("import os\nos.environ |= {'A': '1'}\n\nfrom torch import nn\n", True),
+        ("import os\nos.putenv('A', '1')\nimport torch\n", True),
+        ("import os\nimport torch\nos.environ['A'] = '1'\n", False),
+        ("from dlojz import course\nimport os\nos.environ['A'] = '1'\n", False),
+        ("import torch\n", False),
+    ],
+)
+def test_a_trainer_that_sets_its_environment_first_is_timed_in_a_fresh_process(job, source, sets):
+    """The audited runs always begin afresh."""
+    (job.directory / "trainer.py").write_text(source)
+    entries = plan.of(exercises.find("01_gpu"), job, pairs=1).entries
+    asked = ["yours", "two-epochs"] + ["after-1"] * sets
+    assert [entry.name for entry in entries if entry.fresh] == asked
 
 
 @pytest.mark.parametrize(
@@ -722,38 +743,32 @@ def test_a_job_whose_log_is_damaged_is_an_error_that_says_so(job, text, said):
 
 
 def test_a_state_too_large_to_keep_is_audited_with_a_small_model(checked_job, monkeypatch):
-    """And only in the small run: of the job's own size every step is watched."""
+    """And only in the run of two epochs: of the job's own model every step is watched."""
     monkeypatch.setattr(plan.audit, "MOST_STATE", 1e6)
     found = check("01", checked_job)
     assert found.passed, found
     assert "GB in a process: whole updates were kept and done again of a run with" in repr(found)
     folders = launch.series.folders(launch.latest("check-01_gpu"))
-    assert {"small", "small-solution", "yours"} <= folders.keys()
-    small, own = (log.read(folders[name] / "replay").replay for name in ("small", "yours"))
-    assert len(small.updates) == 8  # as many as its job has
+    small, own = (log.read(folders[name] / "replay").replay for name in ("two-epochs", "yours"))
+    assert len(small.updates) == plan.UPDATES
     assert own.updates == []
     assert len(own.every.criterion) == 8
     assert None not in own.every.criterion
     (audit,) = [f for f in found.findings if f.what == "audit"]
-    assert audit.yours == "8 updates done again with the solution"
+    assert audit.yours == f"{plan.UPDATES} updates done again with the solution"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_large_state_is_never_kept(job, precision, monkeypatch):
+def test_a_large_state_is_never_kept(job):
     file = job.directory / "events.jsonl"
     held = '"held": {"parameters": 2500000000, "gradients": 2500000000, "optimizer": 2500000000}'
     file.write_text(re.sub(r'"held": \{[^}]*\}', held, file.read_text()))
-    monkeypatch.setattr(plan.audit, "precision_of", lambda *_: precision)
     planned = plan.of(exercises.find("09_compile"), job, pairs=3)
-    sized = {e.name: " ".join(e.flags) for e in planned.entries if (e.audit or {}).get("keep")}
-    wide = {"float32"} if precision == "bf16" else set()
-    short = {e.name for e in planned.entries if (e.audit or {}).get("epochs")}
-    assert sized.keys() - short == {"small"} | wide
-    assert all("--model squeezenet1_1 --image-size 32 -b 8" in flags for flags in sized.values())
-    replays = {e.name: e.reference for e in planned.entries if e.replay}
-    assert {replays[name] for name in sized.keys() - short} == {"small-solution"}
-    assert {replays.get(name) for name in short} == {"not-compiled-solution", None}
-    assert replays["yours"] == "solution"
+    found = {entry.name: entry for entry in planned.entries}
+    assert [name for name, e in found.items() if (e.audit or {}).get("keep")] == ["two-epochs"]
+    assert found["yours"].audit["watch"]
+    for name in ("two-epochs", "two-epochs-solution"):
+        models = [b for a, b in pairwise(found[name].flags) if a == "--model"]
+        assert models[-1] == "squeezenet1_1", "argparse takes the last"
     assert "take 7.5 GB in a process" in planned.notes[0]
 
 
@@ -762,7 +777,7 @@ def test_a_large_state_is_never_kept(job, precision, monkeypatch):
     [
         ("yours", 4.0, 0.0, 180),
         ("after-1", 60.0, 0.0, 600),
-        ("float32", 25.0, 5.0, 1200),  # its cache was warm: the check's is not
+        ("two-epochs", 25.0, 5.0, 1200),  # its cache was warm: the check's is not
         ("two-epochs", 4.0, 0.0, 180),
         ("before-1", 4.0, 0.0, None),  # of 01: on a processor
         ("two-epochs-solution", 4.0, 0.0, None),
@@ -776,22 +791,6 @@ def test_only_runs_of_the_trainees_trainer_are_ended_if_they_stand_still(
     entry = dataclasses.replace(made.entry(name), replay=replay)
     found = run.limited(entry, SimpleNamespace(seconds=seconds, compile_s=compile_s))
     assert found.most_s == found.replay.most_s == most_s
-
-
-@pytest.mark.parametrize(("peak", "small"), [(30e9, False), (40e9, True)])
-def test_a_job_that_would_not_fit_in_float32_is_audited_with_a_small_model(
-    job, peak, small, monkeypatch
-):
-    monkeypatch.setattr(plan.audit, "precision_of", lambda *_: "bf16")
-    run = log.read(job.directory)
-    run.memory |= {"device_peak_bytes": peak, "device_total_bytes": 80e9}
-    monkeypatch.setattr(plan, "log_of", lambda _: run)
-    planned = plan.of(exercises.find("02_amp"), job, pairs=3)
-    flags = {e.name: " ".join(e.flags) for e in planned.entries}
-    assert ("-b 8" in flags["float32"]) == small, "the job has -b 4"
-    assert ("small" in flags) == bool(planned.notes) == small
-    if small:
-        assert "needs 40 of the GPU's 80 GB, and in float32 about twice" in planned.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,9 @@ def _key(entry, text: bytes, pair: bytes, plan) -> str:
     where = [launch.launcher().name, request.n_gpu, request.account, request.module]
     where += [*plan.hardware, bool(presets.gpus()), str(course.data_folder())]
     asked = [
-        [list(e.flags), e.rehearse, e.audit, e.images, e.fresh] for e in (entry, entry.replay) if e
+        [list(e.flags), e.rehearse, e.audit, Path(e.images).name, e.fresh]
+        for e in (entry, entry.replay)
+        if e
     ]
     words = json.dumps([entry.name, entry.reference, asked, where])
     parts = (pair if entry.role in PAIR else b"", text, words.encode(), _measuring())
