@@ -19,7 +19,7 @@ from dlojz.runs import log, records, stats
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds
 from dlojz.training.data import normalize
-from dlojz.watch import auditor, evidence, profile, readings, steps
+from dlojz.watch import auditor, evidence, profile, readings
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
 BF16 = ("--precision", "bf16")
@@ -53,7 +53,6 @@ def test_a_float32_run(seen):
     assert whole.weights_changed
     works = ("forward", "backward", "update", "validation")
     assert whole.phases == {work: [work] for work in works}
-    assert [u["weights"] for u in whole.updates] == [62], "all, in each of the updates"
     assert len(whole.rates) == 6
     assert whole.threads == torch.get_num_threads()
     assert [(i["mode"], i["shape"], i["count"]) for i in whole.inputs] == [
@@ -606,56 +605,15 @@ def test_on_a_processor_communication_is_timed_on_the_host():
     assert profile.communication(HOST[:3]) == {}
 
 
-def test_what_changes_weights_between_updates_is_seen_and_nan_is_no_change():
-    weight, scalar = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.tensor(1.0))
-    model = torch.nn.BatchNorm1d(4)
-    optimizer, noted = torch.optim.SGD([weight, scalar], 0.1, momentum=0.9), steps.Steps(model)
-    optimizer.register_step_pre_hook(noted.begin)
-    optimizer.register_step_post_hook(noted.end)
-
-    def update(gradient=1.0):
-        weight.grad, scalar.grad = torch.full((3,), gradient), torch.tensor(gradient)
-        optimizer.step()
-        return noted.found()["touched"]
-
-    assert [update(), update()] == [0, 0]
-    optimizer.state[scalar]["momentum_buffer"].zero_()
-    assert [update(), update()] == [1, 1]
-    weight.data.mul_(2)
-    assert update() == 2
-    optimizer.state[weight].clear()
-    assert update() == 3
-    assert [update(torch.nan), update(), update()] == [3, 3, 3]
-    assert noted.found()["norms"][:2] == [2.0, 2.0]
-
-
-def test_eight_pixels_of_each_image_and_all_labels_are_noted_in_their_order():
-    noted = steps.Steps(torch.nn.Flatten())
+def test_a_model_may_normalize_its_images_itself():
     raw = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
-    images = normalize(raw)  # which a model may do itself
-    labels = torch.tensor([3, 1, 2, 0])
-    for mode, shown, told in (
-        ("train", images, labels),
-        ("train", raw.to(memory_format=torch.channels_last), labels),
-        ("val", images.roll(1, 0), torch.nn.functional.one_hot(labels)),
-    ):
-        noted.enter(mode, shown)
-        noted.label(mode, told)
-    noted.label("train", labels.roll(1))
-    (first, same, rolled), told = noted.found()["entered"], noted.found()["labels"]
-    assert first == same
-    assert [len(seen) for seen in first[1]] == [8] * 4
-    assert rolled == ["val", first[1][-1:] + first[1][:-1]]
-    assert told[0] == told[1] == ["train", 11]
-    assert told[2] == ["val", 11]
-    assert told[3] != told[0]
-    assert evidence._pixels(raw) == evidence._pixels(images)
+    assert evidence._pixels(raw) == evidence._pixels(normalize(raw))
 
 
 def test_labels_may_be_probabilities_and_metrics_have_any_buffers():
     labels = torch.tensor([3, 1])
     soft = torch.nn.functional.one_hot(labels, 4) * 0.9 + 0.025
-    assert evidence._crc(steps.classes(soft)) == evidence._crc(labels)
+    assert evidence._crc(readings.classes(soft)) == evidence._crc(labels)
 
     class Own(torch.nn.Module):
         def __init__(self):

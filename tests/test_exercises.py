@@ -68,53 +68,27 @@ def test_images_that_did_not_come_have_the_hint_of_their_reason(train, val, hint
     assert {f.hint for f in found if f.fails and f.what.startswith("images in")} == hints
 
 
-def short_run(**others):
-    """A check's short run of two processes; others: of the second one, by field."""
-    usual = {
-        "touched": 0,
-        "entered": [["train", [[0.1, 0.2, 0.3]]], ["train", [[0.4, 0.5, 0.6]]]],
-        "labels": [["train", 3], ["train", 5]],
-        "norms": [1.0, 2.0],
-    }
-    first, second = run(**usual), run(**(usual | others))
-    first.start["arguments"] = {"epochs": 2}
-    first.ranks = [first, second]
-    return first
-
-
 @pytest.mark.parametrize(
-    ("others", "said"),
+    ("train", "val", "found"),
     [
-        ({"entered": [["train", [[0.1, 0.2, 0.3]]]] * 2}, "other pixels in batch 1 of 2"),
-        ({"labels": [["train", 3], ["train", 6]]}, "other labels in train batch 1 of 2"),
-        ({"norms": [1.0, 9.0]}, "other gradients in update 1 of 2"),
-        ({"norms": [1.0]}, "other gradients in update 1 of 2"),
-        ({"touched": 1}, "changed once"),
-        ({"norms": [1.1, 1.9]}, ""),  # rounding
+        (12, 12, {}),
+        (24, 0, {"training-mode": "eval-mode", "validated": "eval-mode"}),
+        (6, 18, {"training-mode": "train-mode", "validated": "train-mode"}),
+        (11, 12, {"training-mode": "frozen"}),
+        (12, 6, {"validated": "validation"}),
     ],
 )
-def test_a_short_run_is_looked_at_in_each_process(others, said):
-    found = common.still_trains("with two epochs", short_run(**others), short_run())
-    assert [f.yours for f in found if f.fails] == ([said] if said else [])
+def test_another_run_than_the_jobs_has_the_solutions_passes(train, val, found):
+    rows = common.still_trains("two-epochs", run(train, val), run())
+    assert {row.key: row.hint for row in rows if row.fails} == found
+    assert all(row.what.endswith("run two-epochs") for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("modes", "said", "hint"),
-    [
-        ("tvtv", "2 batches in validation, not 4", "validation"),  # not the last one, as small
-        ("tvvtv", "3 batches in validation, not 4", "later"),
-        ("tvvvtvvv", "6 batches in validation, not 4", "validation"),
-        ("tvvttvv", "other pixels in batch 4 of 6", "later"),
-        ("tvv", "other pixels in batch 3 of 6", "later"),
-        ("tvvtvv", "", "later"),
-    ],
-)
-def test_a_batch_that_is_not_validated_is_named(modes, said, hint):
-    names = {"t": "train", "v": "val"}
-    mine, usual = ([[names[mode], [[0.1]]] for mode in those] for those in (modes, "tvvtvv"))
-    runs = (short_run(entered=mine), short_run(entered=usual))
-    found = common.still_trains("with two epochs", *runs)[-1]
-    assert (found.yours if found.fails else "", found.hint) == (said, hint)
+def test_images_are_the_same_by_their_indices():
+    one, other = run(drawn=[3, 4]), run(drawn=[3, 5])
+    assert common.same_images()
+    assert common.same_images(one, one)
+    assert not common.same_images(one, other)
 
 
 def test_each_pass_belongs_into_its_phase():

@@ -81,7 +81,7 @@ def test_a_loss_that_a_function_computes_is_not_seen():
 REPLAYED = records.Every(  # of the same two epochs; of the third step the logits were not kept
     losses=[2.0, 1.0, None, 3.0],
     right=[[right, images] for _, images, right in TRAIN],
-    validation=records.Validation(right=[[4, 8]]),
+    validation=records.Validation(right=[[4, 8], [4, 8]]),
 )
 
 
@@ -90,10 +90,11 @@ REPLAYED = records.Every(  # of the same two epochs; of the third step the logit
     [
         (0, {}, (2.0, 1.0, 4.0, 3.0), ""),
         (0, {}, (2.0, 1.0, 9.0, 3.0), ""),
-        (0, {"train_loss": 9.0, "val_accuracy": 0.0}, (2.0, 1.0, 4.0, 3.0), ""),  # not known
+        (0, {"train_loss": 9.0}, (2.0, 1.0, 4.0, 3.0), ""),  # not known
         (0, {}, (2.0, 1.5, 4.0, 3.0), "loss of step 1: 1.5"),
         (0, {"train_accuracy": 0.5}, (2.0, 1.0, 4.0, 3.0), "train accuracy: 0.5"),
         (1, {"train_accuracy": 1.0}, (2.0, 1.0, 4.0, 3.0), "train accuracy: 1"),
+        (0, {"val_accuracy": 0.0}, (2.0, 1.0, 4.0, 3.0), "val accuracy: 0"),
         (1, {"val_accuracy": 1.0}, (2.0, 1.0, 4.0, 3.0), "val accuracy: 1"),
     ],
 )
