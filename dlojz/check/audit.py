@@ -126,13 +126,12 @@ class Audited:
             return self
         steps, updates = every.steps[1] // epochs, len(every.usual) // epochs
         val, seen = every.validation, len(every.validation.pixels) // epochs
-        cut = {name: getattr(val, name)[:seen] for name in ("pixels", "labels", "right")}
+        cut = {name: getattr(val, name)[:seen] for name in ("pixels", "labels")}
         every = records.Every(
             steps=[min(count, steps) for count in every.steps],
             **{name: getattr(every, name)[:steps] for name in EACH_STEP},
             updates=every.updates[:updates],
             usual=every.usual[:updates],
-            first_buffers=every.first_buffers,
             validation=records.Validation(**cut),
         )
         kept = [u for u in self.updates if u.update < updates]
@@ -433,9 +432,6 @@ def validated(runs: Sequence[Audited]) -> list[Finding]:
     if apart > BUFFERS:
         text, most = f"off by {share(apart, 'process 0')}'s", f"off by at most {share(BUFFERS)}"
         found.append(_finding("val-buffers", False, text, most, EVALUATION))
-    if begun := sorted({name for r, _ in kept for name in r.every.first_buffers}):
-        text = f"{len(begun)} begin with other values, such as {begun[0]}"
-        found.append(_finding("buffers", False, text, asked, "batch-norm"))
     if labels := [v.labels.index(False) for _, v in kept if False in v.labels]:
         text = f"others in batch {labels[0]}"
         found.append(_finding("val-labels", False, text, asked, EVALUATION))

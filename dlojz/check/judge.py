@@ -273,17 +273,17 @@ def _audit(exercise, ended, runs) -> list[Finding]:
             broken.append(_ended(exercise, last.folder, last.end, "audit", "audit"))
     mine, usual = runs.mine.ranks, runs.reference.ranks
     completed = [run.log.ranks for run in epochs if run.end.completed]
-    told = [_told(ranks, found) for ranks in [mine, *completed]]
+    told = [reported.finding(ranks) for ranks in [mine, *completed]]
     validation = audit.validation(mine, usual)
     first = audit.findings([r.first_epoch for r in found])
-    first += [validation, *(early for _, early in told)]
+    first += [validation, *(reported.finding(ranks, first=True) for ranks in [mine, *completed])]
     early = {f.key for f in first if f.fails}
     findings = [
         *audit.findings(found),
         audit.losses(runs.mine, runs.reference),
         validation,
         *(() if validation.fails else filter(None, map(audit.another_model, completed))),
-        next((row for row, _ in told if row.fails), told[0][0]),
+        next((row for row in told if row.fails), told[0]),
         reported.rates(runs.mine, runs.reference),
     ]
     if Role.EPOCHS in runs.extras:
@@ -291,12 +291,6 @@ def _audit(exercise, ended, runs) -> list[Finding]:
     late = [f for f in findings if f.state == State.FAILED and f.key not in early]
     hints = exercise.later if common.same_images(*runs.extras.get(Role.EPOCHS, ())) else {}
     return [*broken[:1], *(_later(f, hints) if f in late else f for f in findings)]
-
-
-def _told(ranks, found) -> tuple[Finding, Finding]:
-    """Return the findings on the log of a run, and on that of its first epoch."""
-    every = [r.every for r in found if r.folder == ranks[0].path.parent]
-    return reported.finding(ranks, every), reported.finding(ranks, every, first=True)
 
 
 def _later(finding, hints) -> Finding:

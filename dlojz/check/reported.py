@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from dlojz.check.exercise import SAME, Finding, State
 from dlojz.check.wording import both
-from dlojz.runs import log, records
+from dlojz.runs import log
 
 WHICH, HINT = (SAME, "told", "losses and accuracy in the log"), "told"
 RATES, RATE = (
@@ -21,22 +21,17 @@ LOSS = 1e-3  # a share: sums in float32
 ACCURACY = 0.002  # plus one image: two classes may be equally likely
 
 
-def finding(
-    ranks: Sequence[log.Run], every: Sequence[records.Every] = (), first: bool = False
-) -> Finding:
+def finding(ranks: Sequence[log.Run], first: bool = False) -> Finding:
     """Return a finding on the losses and the accuracy in the logs of all processes of a run.
 
-    every: the replay's record of every step, for each process, if a function computes the losses;
-    they are then the solution's criterion's, for the trainee's logits. first: the first epoch only.
+    Those of a function are not seen. first: the first epoch only.
     """
     met = [rank.audit.met for rank in ranks]
-    seen = all(m.get("train") for m in met)
-    if not seen and not (every and all(every)):
-        return Finding(*WHICH, State.NOT_ASKED, "not seen", "a call of the criterion")
     if not ranks[0].epochs:
         return Finding(*WHICH, False, "no epoch", "`run.epoch(...)` after each", HINT)
-    looks = [*_steps(ranks), *_epochs(ranks[0].epochs, met)] if seen else _replayed(ranks, every)
-    for logged, expected, what, epoch in looks:
+    if not all(m.get("train") for m in met):
+        return Finding(*WHICH, State.NOT_ASKED, "not seen", "a call of the criterion")
+    for logged, expected, what, epoch in [*_steps(ranks), *_epochs(ranks[0].epochs, met)]:
         if (epoch == 0 or not first) and (logged is None or not _near(logged, *expected)):
             text, asked = both(math.nan if logged is None else logged, expected[0])
             text = f"{what}: {'nothing' if logged is None else text}"
@@ -89,29 +84,6 @@ def _epochs(epochs, met):
             ):
                 logged = epochs[number].get(f"{mode}_{name}")
                 yield logged, (value, most), f"{mode} {name}", number
-
-
-def _replayed(ranks, every):
-    """Yield such tuples from replays: the known losses, and the accuracy."""
-    epochs = ranks[0].epochs
-    for rank, record in zip(ranks, every, strict=True):
-        each = max(1, len(record.losses) // len(epochs))
-        for step, (logged, loss) in enumerate(zip(rank.steps.loss, record.losses, strict=False)):
-            if loss is not None:
-                yield logged, (loss, LOSS * abs(loss)), f"loss of step {step}", step // each
-    seen = {"train": [r.right for r in every], "val": [r.validation.right for r in every]}
-    parts = [
-        (mode, number, [batch for own in each for batch in own])
-        for mode, rights in seen.items()
-        for number, each in enumerate(
-            zip(*(_by_epoch(right, len(epochs)) for right in rights), strict=True)
-        )
-    ]
-    for mode, number, batches in parts:
-        if batches and None not in batches:
-            images = sum(count for _, count in batches)
-            expected = sum(right for right, _ in batches) / images, ACCURACY + 1 / images
-            yield epochs[number].get(f"{mode}_accuracy"), expected, f"{mode} accuracy", number
 
 
 def _by_epoch(batches, epochs):

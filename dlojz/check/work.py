@@ -34,10 +34,6 @@ def finding(pairs: Sequence[tuple[log.Run, log.Run]]) -> Finding:
         if not mine.last:
             todo = f"{expected}. Stop your profiler before the last step"
             return Finding(*WHICH, State.UNMEASURED, "the last step was not seen", todo)
-        if modes := sorted({*mine.last.modes} - {*usual.last.modes}):
-            text = f"its operations pass through Python: {', '.join(modes)}"
-            asked = "operations that PyTorch computes itself, without a dispatch mode"
-            return Finding(*WHICH, False, text, asked, HINT)
         for place, there, here, tolerance in _looks(mine, usual):
             if missing := less(there, here, tolerance):
                 return Finding(*WHICH, False, f"{missing}{place}", expected, HINT)

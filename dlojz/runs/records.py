@@ -96,8 +96,6 @@ class Numerics(Record):
     matmul_fp32: str | None = None
     conv_fp32: str | None = None
     cpu_fp32: list = field(default_factory=list)  # of matrix products and convolutions there
-    fp16_reduction: bool | None = None
-    bf16_reduction: bool | None = None
     cudnn: bool | None = None
     cudnn_benchmark: bool | None = None
     deterministic: bool | None = None
@@ -147,7 +145,6 @@ class LastStep(Record):
     matrix_ops: list = field(default_factory=list)  # dicts of op, dtype, count
     # Dicts of when (forward, backward, again), kind, of (the sizes), dtype, flop (of one), count.
     work: list = field(default_factory=list)
-    modes: list = field(default_factory=list)  # dispatch modes that were on, in any step so far
     fused_updates: int | None = None  # calls that update many weights in one kernel
     calls: dict = field(default_factory=dict)  # how often the host waited, by call, such as "item"
     copies: dict = field(default_factory=dict)  # how many, by the profiler's name
@@ -165,19 +162,12 @@ class LastStep(Record):
     exposed_ms: float | None = None  # the part that other work does not overlap
     # DDP's own logging data.
     wrapper: str | None = None
-    backend_name: str | None = None
     world_size: int | None = None
-    bucket_cap_bytes: int | None = None
-    bucket_sizes: str | None = None
-    rebuilt_bucket_sizes: str | None = None
     find_unused_parameters: bool | None = None
-    unused_parameter_size: int | None = None
     gradient_as_bucket_view: bool | None = None
     broadcast_buffers: bool | None = None
-    has_sync_bn: bool | None = None
     static_graph: bool | None = None
     comm_hook: str | None = None
-    device_ids: str | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -215,6 +205,8 @@ class WholeRun(Record):
     val_dtypes: list = field(default_factory=list)  # of the model's outputs in the validation
     # Dicts of mode, logits, logits_dtype, labels_device, dtype, count.
     losses: list = field(default_factory=list)
+    # As the probe's, of all later passes; in a check's run that is watched.
+    layers: list = field(default_factory=list)
     drawn: list | None = None  # a checksum of the images of each batch
     backward: int | None = None
     optimizer_steps: int | None = None
@@ -362,7 +354,6 @@ class Validation(Record):
 
     pixels: list = field(default_factory=list)
     labels: list = field(default_factory=list)  # whether they were the same; None: not seen
-    right: list = field(default_factory=list)  # see Every
     buffers: float | None = None  # from those of process 0
 
 
@@ -375,14 +366,10 @@ class Every(Record):
     pixels: list = field(default_factory=list)  # how far off, in each step
     criterion: list = field(default_factory=list)
     scales: list = field(default_factory=list)  # the loss's gradient, in times the solution's
-    losses: list = field(default_factory=list)  # of the solution's criterion
-    # How many images were classified rightly, and of how many, in each step; None: not seen.
-    right: list = field(default_factory=list)
     updates: list[Settings] = field(
         default_factory=list, metadata={"of": Settings}
     )  # the trainee's
     usual: list[Settings] = field(default_factory=list, metadata={"of": Settings})  # the solution's
-    first_buffers: list = field(default_factory=list)  # those that began as others
     touched: list = field(default_factory=list)  # tensors that changed between two updates
     validation: Validation = field(default_factory=Validation)
 

@@ -70,16 +70,6 @@ def dispatch_mode() -> type:
     return named("torch.utils._python_dispatch:TorchDispatchMode", "a list of operations")
 
 
-@otherwise(lambda: set())
-def dispatch_modes() -> set[str]:
-    """Return the names of the dispatch modes that are active.
-
-    Without it a mode that the trainer runs under stays hidden from the evidence.
-    """
-    stack = named("torch.utils._python_dispatch:_get_current_dispatch_mode_stack", "their list")
-    return {type(mode).__name__ for mode in stack()}
-
-
 def without_modes():
     """Return a context in which no dispatch mode sees an operation."""
     return named("torch.utils._python_dispatch:_disable_current_modes", ESTIMATE)()

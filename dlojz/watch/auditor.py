@@ -90,7 +90,6 @@ class Batch:
     images: torch.Tensor | None = None  # the number with a gradient
     logits: torch.Tensor | None = None
     gradient: torch.Tensor | None = None  # of the logits
-    best: torch.Tensor | None = None  # the likeliest class of each image
     labels: torch.Tensor | None = None
     loss: torch.Tensor | None = None
 
@@ -119,7 +118,6 @@ class Watched:
     updates: list[Facts] = field(default_factory=list)
     kept: list = field(default_factory=list)
     files: list = field(default_factory=list)  # the files of `kept`
-    first_buffers: dict = field(default_factory=dict)
     validated: dict | None = None  # the buffers as the last validation began
     validation: list[Batch] = field(default_factory=list)  # of all epochs
 
@@ -161,7 +159,6 @@ class Auditor:
         self._validating, self._validation = False, []
         changes = wish.get("rewritten") and idr_torch.is_master
         self._images = files.Changing(args.data) if changes else None
-        self._first_buffers = None
         self._met = {"train": [], "val": []}  # the expected metrics of each batch
         self._foreign = 0
         self._hook()
@@ -267,31 +264,14 @@ class Auditor:
         return images.detach()[:, channels, down, right].float()
 
     def _on_output(self, model, inputs, logits):
-        if torch.is_tensor(logits) and not model.training:
-            self._see_outputs(logits)
-        if not self._steps_seen:
-            return
-        if not (torch.is_tensor(logits) and logits.requires_grad and model.training):
+        trains = torch.is_tensor(logits) and logits.requires_grad and model.training
+        if not (trains and self._steps_seen):
             return
         step = self._steps_seen[-1]
         with aside():
-            step.best = self._best(logits, "train")
             if self._watches:
                 step.logits = logits.detach().clone()
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
-
-    def _best(self, logits, mode):
-        """Return the model's likeliest class of each image.
-
-        None without classes, or with an observed criterion: then `_met` counts the right ones.
-        """
-        return None if self._met[mode] or logits.ndim != 2 else logits.detach().argmax(1)
-
-    def _see_outputs(self, logits):
-        """Keep the likeliest classes of a batch of a validation."""
-        if self._validation:
-            with aside():
-                self._validation[-1].best = self._best(logits, "val")
 
     def _on_logits_gradient(self, step, gradient):
         with aside():
@@ -320,8 +300,6 @@ class Auditor:
             self._compare_validated()
         if self._buffers is None or self._skipped:
             self._buffers = self._copied_buffers()
-        if self._first_buffers is None:
-            self._first_buffers = self._buffers
         self._skipped = True  # until its optimizer is called: in fp16 it may not be
 
     def _copied_buffers(self) -> dict:
@@ -444,7 +422,6 @@ class Auditor:
             updates=updates,
             kept=self._kept,
             files=[str(file) for file in self._files],
-            first_buffers=store.on_cpu(self._first_buffers or {}),
             validated=store.on_cpu(self._val_buffers),
             validation=store.on_cpu(self._validation),
         )

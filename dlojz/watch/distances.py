@@ -14,16 +14,14 @@ GONE = 99.0  # the distance of a gradient of zeros
 def every_step(replay, mine, solution) -> records.Every:
     """Return the comparison of every step and update of both runs."""
     pairs = list(zip(mine.steps, solution.steps, strict=False))
-    unseen = None, None, None
+    unseen = None, None
     losses = [unseen if b.labels is None else replay.criterion(a, b.labels) for a, b in pairs]
     return records.Every(
         steps=[len(mine.steps), len(solution.steps)],
         images=[[int(batch.images or 0) for batch in pair] for pair in pairs],
         pixels=[pixels(*pair) for pair in pairs],
-        criterion=[off for off, _, _ in losses],
-        scales=[scale for _, scale, _ in losses],
-        losses=[loss for _, _, loss in losses],
-        right=[right(*pair) for pair in pairs],
+        criterion=[off for off, _ in losses],
+        scales=[scale for _, scale in losses],
         updates=[settings(u, replay) for u in mine.updates],
         usual=[settings(u, replay) for u in solution.updates],
     )
@@ -35,14 +33,6 @@ def same_labels(mine, solution) -> bool | None:
     if a is None or b is None or a.ndim != b.ndim:
         return None
     return equal(a, b)
-
-
-def right(mine, solution) -> list[int] | None:
-    """Return the numbers of correctly classified images and of all; None: unknown."""
-    best, labels = mine.best, solution.labels
-    if best is None or labels is None or best.shape != labels.shape:
-        return None
-    return [int((best == labels).sum()), len(labels)]
 
 
 def equal(a, b) -> bool:

@@ -42,12 +42,12 @@ from dlojz.training.data import CHECKED_BATCHES, normalize
 from dlojz.watch import auditor, calls, casts, compilation, profile, readings, samples, workload
 from dlojz.watch.stopwatch import Stopwatch
 
+LAYER = "layer in out device in_layout out_layout"  # the keys of a layer's row
 NOTED = 64  # updates of a run to keep rates of
 # The keys of DDP's logging data to keep.
 DDP_FACTS = (
-    *("backend_name", "world_size", "bucket_cap_bytes", "bucket_sizes", "rebuilt_bucket_sizes"),
-    *("find_unused_parameters", "unused_parameter_size", "gradient_as_bucket_view"),
-    *("broadcast_buffers", "has_sync_bn", "static_graph", "comm_hook", "device_ids"),
+    *("world_size", "find_unused_parameters", "gradient_as_bucket_view", "broadcast_buffers"),
+    *("static_graph", "comm_hook"),
 )
 # Steps after the probe until compiling is over. On a GPU the first one compiles, the
 # second warms a CUDA graph up, and the third records it.
@@ -89,7 +89,7 @@ class Witness:
         self._inputs, self._losses = Counter(), Counter()
         self._val_dtypes = set()
         self._counts = Counter()
-        self._layers, self._first = Counter(), {}
+        self._layers, self._later_layers, self._first = Counter(), Counter(), {}
         self.chronometer = None  # set by the Chronometer
         self._phases, self._threads = {}, 0
         self._rates = []
@@ -101,7 +101,6 @@ class Witness:
         self._weights = None  # before the first update
         self._pixels = {}
         self._profiler = self._first_profiler = None
-        self._modes, self._inside = set(), []  # hooks of the layers, while a step is profiled
         self._work = []
         self._stay, self._probe = [], []
         self._device = next(self._model.parameters()).device
@@ -131,8 +130,12 @@ class Witness:
         weights = [p for p in self._model.parameters() if p.requires_grad]
         if weights:
             self._stay.append(weights[0].register_post_accumulate_grad_hook(self._on_gradient))
+        layers = [calls.hook_layer(layer, self._on_layer) for layer in _leaves(self._model)]
+        if self._auditor and not self._compiles:  # else it would be compiled again without them
+            self._stay += layers
+            layers = []
         self._probe = [
-            *(calls.hook_layer(layer, self._on_layer) for layer in _leaves(self._model)),
+            *layers,
             calls.hook_layer(self._model, self._on_output),
             self._training.optimizer.register_step_pre_hook(self._on_gradients),
             self._training.optimizer.register_step_pre_hook(self._fill_undefined),
@@ -194,13 +197,8 @@ class Witness:
 
     def _on_gradient(self, weight):
         self._counts["backward"] += 1
-        self._note_modes()
         self._note_phase("backward")
         self._note_threads()
-
-    def _note_modes(self, *of_a_layer):
-        """Note the active dispatch modes, which run Python between an operation and its kernel."""
-        self._modes |= private.dispatch_modes()
 
     def _note_threads(self):
         """Note the number of threads for an operation, in each phase of a step."""
@@ -250,7 +248,8 @@ class Witness:
         if self._first or not layer.training or not torch.is_tensor(output):
             return  # the first forward pass is enough
         entered = inputs[0] if inputs and torch.is_tensor(inputs[0]) else output
-        self._layers[
+        seen = self._later_layers if self._first else self._layers
+        seen[
             type(layer).__name__,
             entered.dtype,
             output.dtype,
@@ -321,7 +320,7 @@ class Witness:
                 weights=self._weights or digest(self._model),  # without an update: as they are
                 parameters=_parameters(self._model),
                 metrics_devices=_devices(self._training),
-                layers=_rows(self._layers, "layer in out device in_layout out_layout"),
+                layers=_rows(self._layers, LAYER),
                 **self._first,
                 loss_gradient=_value(self._loss_gradient),
                 logits_gradient=_value(self._logits_gradient),
@@ -344,9 +343,6 @@ class Witness:
         if self._looked_at is None:
             self._run.note_memory()
         self._looked_at = step
-        if not self._compiles:  # or it would be compiled again, with these hooks
-            call = self._note_modes
-            self._inside = [layer.register_forward_hook(call) for layer in _leaves(self._model)]
         self._profiler = profile.start_profiler()
 
     def ends(self):
@@ -355,12 +351,9 @@ class Witness:
             return
         events = profile.stop_profiler(self._profiler)
         self._profiler = None
-        for hook in self._inside:
-            hook.remove()
         seen = profile.summary(events) | _distributed(
             self._model
         )  # by now DDP has its final buckets
-        seen["modes"] = sorted(self._modes)
         kind = records.MiddleStep if self._looked_at == self.middle else records.LastStep
         alive = {"graphs_alive": _graphs_alive(), "batches_alive": self._batches_alive()}
         self._run.evidence(kind(step=self._looked_at, **seen, **alive))
@@ -399,6 +392,7 @@ class Witness:
             inputs=_rows(self._inputs, "mode shape dtype device layout autocast grad"),
             val_dtypes=sorted(map(_word, self._val_dtypes)),
             losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
+            layers=_rows(self._later_layers, LAYER),
             drawn=self._drawn(),
             backward=self._counts["backward"],
             optimizer_steps=self._counts["optimizer_steps"] - int(self._skipped),
@@ -552,8 +546,6 @@ def _numerics():
         matmul_fp32=_float32(cuda.fp32_precision),
         conv_fp32=_float32(cudnn.conv.fp32_precision),
         cpu_fp32=[_float32(word) for word in on_cpu],
-        fp16_reduction=cuda.allow_fp16_reduced_precision_reduction,
-        bf16_reduction=cuda.allow_bf16_reduced_precision_reduction,
         cudnn=cudnn.enabled,
         cudnn_benchmark=cudnn.benchmark,
         deterministic=torch.are_deterministic_algorithms_enabled(),

@@ -64,7 +64,6 @@ def main():
     run.setup(replay.device, replay.training, *replay.loaders)
     pair = [torch.load(auditor.watched_file(f, idr_torch.rank)) for f in (mine, solution)]
     _all_the_same(pair[0].kept)
-    first_buffers = replay.other_buffers(pair[0].first_buffers)
     updates, touched, last = [], [], None
     for file in map(Path, pair[0].files):
         state = store.load(file)
@@ -79,7 +78,6 @@ def main():
         store.drop(last[0])
     every = replace(
         distances.every_step(replay, *pair),
-        first_buffers=first_buffers,
         touched=touched,
         validation=replay.validation(*pair),
     )
@@ -293,21 +291,12 @@ class Replay:
             "buffers": _copied(self._buffers),
         }
 
-    def other_buffers(self, first: dict) -> list[str]:
-        """Return the names of buffers that began with other values than the solution's."""
-        return [
-            name
-            for name, tensor in first.items()
-            if name in self._buffers and not distances.equal(tensor, self._buffers[name].cpu())
-        ]
-
     def validation(self, mine: auditor.Watched, solution: auditor.Watched) -> records.Validation:
         """Return the distance of the last validation's batches from the solution's."""
         pairs = list(zip(mine.validation, solution.validation, strict=False))
         return records.Validation(
             pixels=[distances.pixels(*pair) for pair in pairs],
             labels=[distances.same_labels(*pair) for pair in pairs],
-            right=[distances.right(*pair) for pair in pairs],
             buffers=self._off_process_0(mine.validated),
         )
 
@@ -476,16 +465,13 @@ class Replay:
             scale = momentum.abs() + (0 if gradient is None else gradient.to(self.device).abs())
             distances.keep_worst(worst, f"{name} {key}", off[i].abs(), 4 * distances.EPS * scale)
 
-    def criterion(
-        self, step: auditor.Batch, labels
-    ) -> tuple[float | None, float | None, float | None]:
-        """Return the distance of the logits' gradient from the solution's, its scale, the loss.
+    def criterion(self, step: auditor.Batch, labels) -> tuple[float | None, float | None]:
+        """Return the distance of the logits' gradient from the solution's, and its scale.
 
-        The scale, its size relative to the solution's, is left out of the distance. The loss is
-        that of the solution's criterion.
+        The scale, its size relative to the solution's, is left out of the distance.
         """
         if step.gradient is None or len(step.logits) != len(labels):
-            return None, None, None
+            return None, None
         logits = step.logits.to(self.device).requires_grad_()
         images = torch.zeros(len(logits), 3, 8, 8, device=self.device)
         stand_in = SimpleNamespace(**vars(self.training) | {"model": lambda images: logits})
@@ -493,7 +479,7 @@ class Replay:
         (expected,) = torch.autograd.grad(loss, logits)
         there, expected = step.gradient.to(self.device).double(), expected.double()
         factor = (there * expected).sum() / expected.square().sum()
-        return float((there - factor * expected).norm() / there.norm()), float(factor), float(loss)
+        return float((there - factor * expected).norm() / there.norm()), float(factor)
 
 
 def _rates(training, updates) -> list[float]:

@@ -62,7 +62,7 @@ def _why(found):
 def _outputs(run):
     return words(
         entry["out"]
-        for entry in run.probe.layers
+        for entry in (*run.probe.layers, *run.whole.layers)
         if entry["layer"].startswith("Conv") or entry["layer"] == "Linear"
     )
 

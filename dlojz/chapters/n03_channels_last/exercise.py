@@ -58,7 +58,8 @@ def _weights(run):
 
 
 def _activations(run):
-    return _choices(entry["out_layout"] for entry in run.probe.layers)
+    every = *run.probe.layers, *run.whole.layers
+    return _choices(entry["out_layout"] for entry in every)
 
 
 def _autotuner(run):
