@@ -125,7 +125,7 @@ def every(images, steps) -> dict:
     none = [0.0] * steps
     return {"steps": [steps, steps], "images": [[images, images]] * steps, "pixels": none,
             "criterion": none, "scales": [1.0] * steps, "updates": facts,
-            "usual": facts, "first_buffers": [], "validation":
+            "usual": facts, "validation":
             {"pixels": [0.0, 0.0], "labels": [True, True], "buffers": 0.0}}  # fmt: skip
 
 

@@ -517,28 +517,25 @@ def test_a_run_that_did_all_right_passes():
 
 FIRST = {  # of 8 steps and updates, and of two batches of validation
     **{name: 4 for name in ("images", "pixels", "criterion", "scales", "updates", "usual")},
-    **{f"val-{name}": 1 for name in ("pixels", "labels", "right")},
+    **{f"val-{name}": 1 for name in ("pixels", "labels")},
 }
 
 
 def cut_to_its_first_epoch(updates=None, epochs=2, **every):
     """An audited run of 8 steps, cut to its first epoch; every: what its replay found."""
     found = made.every(32, 8) | every
-    found["validation"] |= {"right": [[16, 32], [17, 32]]}
     mine, again = log.Run(Path("mine"), start={"arguments": {"epochs": epochs}}), log.Run("again")
     again.replay = made.replayed(updates or made.updates(8), found)
     return judged.Audited(mine, again, "fp32").first_epoch
 
 
 def test_the_first_epoch_has_half_of_the_steps_the_updates_and_the_validation():
-    found = cut_to_its_first_epoch(first_buffers=["bn.running_var"])
+    found = cut_to_its_first_epoch()
     sizes = {name: len(getattr(found.every, name)) for name in FIRST if "val" not in name}
     validation = found.every.validation
-    sizes |= {f"val-{n}": len(getattr(validation, n)) for n in ("pixels", "labels", "right")}
+    sizes |= {f"val-{n}": len(getattr(validation, n)) for n in ("pixels", "labels")}
     assert sizes == FIRST
     assert (found.every.steps, len(found.updates)) == ([4, 4], 4)
-    assert found.every.first_buffers == ["bn.running_var"]
-    assert validation.right == [[16, 32]]
 
 
 def test_a_single_epoch_is_the_first_one():
@@ -1048,6 +1045,21 @@ def test_the_last_validation_is_kept_with_the_buffers_that_it_saw(tmp_path):
     assert "1.running_var" in ledger.validated
 
 
+class Again(replay.Replay):
+    """A replay of the training above."""
+
+    def __init__(self):
+        self.training = training()
+        self.device, self._model = torch.device("cpu"), self.training.model
+        self.weights = dict(self._model.named_parameters())
+        self._buffers = dict(self._model.named_buffers())
+        self.trainer, self.args = SimpleNamespace(forward=self.forward), None
+
+    def forward(self, parts, images, labels, args):
+        logits = parts.model(images)
+        return logits, parts.criterion(logits, labels)
+
+
 def test_all_validations_are_kept_and_the_buffers_of_the_last(tmp_path):
     at_end = {}
 
@@ -1132,31 +1144,6 @@ def test_what_is_no_number_or_of_another_shape_is_compared_too():
     assert store.touched(state(nan), state(nan.clone())) == []
     assert store.touched(state(nan), state(torch.ones(1)))
     assert store.touched(state(torch.ones(1)), state(torch.ones(2), 7)) == ["w in update 7"]
-
-
-def test_the_first_buffers_are_kept_and_compared(tmp_path):
-    begun = {name: buffer.clone() for name, buffer in training().model.named_buffers()}
-    _, ledger, _ = audited(tmp_path)
-    assert ledger.first_buffers.keys() == begun.keys()
-    again = SimpleNamespace(_buffers=begun)
-    assert replay.Replay.other_buffers(again, ledger.first_buffers) == []
-    begun["1.running_var"] *= 9
-    assert replay.Replay.other_buffers(again, ledger.first_buffers) == ["1.running_var"]
-
-
-class Again(replay.Replay):
-    """A replay of the training above."""
-
-    def __init__(self):
-        self.training = training()
-        self.device, self._model = torch.device("cpu"), self.training.model
-        self.weights = dict(self._model.named_parameters())
-        self._buffers = dict(self._model.named_buffers())
-        self.trainer, self.args = SimpleNamespace(forward=self.forward), None
-
-    def forward(self, parts, images, labels, args):
-        logits = parts.model(images)
-        return logits, parts.criterion(logits, labels)
 
 
 def validation_of(folder, change=None):
@@ -1246,12 +1233,10 @@ def test_other_labels_in_a_validation_are_refused(tmp_path, change, fails):
         ({"pixels": [None]}, "pixels of the validation", "evaluation"),
         ({"buffers": 1e-4}, "batch statistics of the validation", "evaluation"),
         ({"buffers": math.nan}, "batch statistics of the validation", "evaluation"),
-        ({"first_buffers": ["bn1.running_var"]}, "batch statistics", "batch-norm"),
     ],
 )
 def test_other_images_or_batch_statistics_are_refused(change, what, hint):
     again, every = log.Run("again"), made.every(32, 10)
-    every["first_buffers"] = change.pop("first_buffers", [])
     every["validation"] |= change
     again.replay = made.replayed(made.updates(8), every)
     first = log.Run("again", replay=made.replayed([], made.every(32, 10)))

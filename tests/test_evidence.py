@@ -147,27 +147,14 @@ def edited(tmp_path, train):
     return call
 
 
-MODE = """
-from torch.utils._python_dispatch import TorchDispatchMode
-class PassesOn(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-def forward(training"""
-CALL = "        logits = training.model("
-BACKWARD = "    training.scaler.scale(loss / args.accumulate).backward()\n"
-
-
-@pytest.mark.parametrize(
-    ("edits", "expected"),
-    [
-        ({}, []),
-        ({CALL: f"        with PassesOn():\n    {CALL}"}, ["PassesOn"]),
-        ({BACKWARD: f"    with PassesOn():\n    {BACKWARD}"}, ["PassesOn"]),
-    ],
-)
-def test_a_dispatch_mode_is_noted_in_either_pass(edited, edits, expected):
-    run = edited({"\ndef forward(training": MODE} | edits, "--precision", "fp32")
-    assert run.last.modes == expected
+def test_the_formats_of_an_audited_runs_layers_are_seen_in_every_step(edited, monkeypatch):
+    begin = "    with torch.autocast(images.device.type, dtype, enabled=dtype is not None):\n"
+    later = "    training.calls = getattr(training, 'calls', 0) + 1\n"
+    later += begin.replace("dtype is not None", "training.calls < 2")
+    flags = ("--precision", "bf16", "--test-nsteps", "6")
+    assert exercise._outputs(edited({begin: later}, *flags)) == "bfloat16"
+    monkeypatch.setenv(auditor.VARIABLE, '{"keep": 0}')
+    assert exercise._outputs(edited({begin: later}, *flags)) == "bfloat16, float32"
 
 
 EACH_STEP = "        loss = train_step(step"

@@ -37,7 +37,6 @@ def without(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "arguments", "instead"),
     [
-        ("dispatch_modes", (), set()),
         ("is_compiled", (MODEL,), False),
         ("compile_counters", (), {}),
         ("on_compilations", (print, print), None),
@@ -100,7 +99,6 @@ def test_modes_are_named_and_seen_past():
 
     x = torch.ones(2, requires_grad=True)
     with Mode():
-        assert private.dispatch_modes() == {"Mode"}
         y = x.sin()
         with private.without_modes():
             y = y.sin()

@@ -78,43 +78,12 @@ def test_a_loss_that_a_function_computes_is_not_seen():
     assert reported.finding([rank(train=[])]).state == State.NOT_ASKED
 
 
-REPLAYED = records.Every(  # of the same two epochs; of the third step the logits were not kept
-    losses=[2.0, 1.0, None, 3.0],
-    right=[[right, images] for _, images, right in TRAIN],
-    validation=records.Validation(right=[[4, 8], [4, 8]]),
-)
-
-
-@pytest.mark.parametrize(
-    ("epoch", "change", "losses", "said"),
-    [
-        (0, {}, (2.0, 1.0, 4.0, 3.0), ""),
-        (0, {}, (2.0, 1.0, 9.0, 3.0), ""),
-        (0, {"train_loss": 9.0}, (2.0, 1.0, 4.0, 3.0), ""),  # not known
-        (0, {}, (2.0, 1.5, 4.0, 3.0), "loss of step 1: 1.5"),
-        (0, {"train_accuracy": 0.5}, (2.0, 1.0, 4.0, 3.0), "train accuracy: 0.5"),
-        (1, {"train_accuracy": 1.0}, (2.0, 1.0, 4.0, 3.0), "train accuracy: 1"),
-        (0, {"val_accuracy": 0.0}, (2.0, 1.0, 4.0, 3.0), "val accuracy: 0"),
-        (1, {"val_accuracy": 1.0}, (2.0, 1.0, 4.0, 3.0), "val accuracy: 1"),
-    ],
-)
-def test_where_a_function_computes_the_loss_the_replay_tells(epoch, change, losses, said):
-    epochs = [
-        e | {"val_accuracy": 0.5} | (change if i == epoch else {}) for i, e in enumerate(EPOCHS)
-    ]
-    found = reported.finding([rank(epochs, losses, train=[])], [REPLAYED])
-    assert (found.state, found.yours) == (
-        (State.FAILED, said) if said else (State.PASSED, "what the check saw")
-    )
-
-
 @pytest.mark.parametrize(("step", "hint"), [(0, True), (2, False)])
 def test_the_first_epoch_can_be_asked_alone(step, hint):
     losses = [2.0, 1.0, 4.0, 3.0]
     losses[step] += 1
     assert reported.finding([rank(losses=losses)]).fails
     assert reported.finding([rank(losses=losses)], first=True).fails == hint
-    assert reported.finding([rank(losses=losses, train=[])], [REPLAYED], True).fails == hint
 
 
 def test_a_log_without_its_epochs_is_refused():
