@@ -106,6 +106,20 @@ def test_layouts_are_seen_by_strides(seen):
     assert {entry["out_layout"] for entry in probe.layers} == {"channels_last", "any"}
 
 
+def test_layers_are_seen_in_every_step_of_an_audited_run_only(seen, monkeypatch):
+    first = seen("03", "--precision", "fp32")
+    assert first.whole.layers == []
+    monkeypatch.setenv(auditor.VARIABLE, '{"keep": 0}')
+    audited = seen("03", "--precision", "fp32")
+    assert audited.probe.layers == first.probe.layers, "those of the first step"
+    assert audited.share.again == first.share.again == 0
+
+    def counts(layers, times=1):
+        return {(e["layer"], e["out"], e["out_layout"]): times * e["count"] for e in layers}
+
+    assert counts(audited.whole.layers) == counts(audited.probe.layers, 5)
+
+
 def test_any_optimizer_and_a_loss_of_ones_own_are_seen_through_the_scaler(tmp_path, train):
     """A scaler calls a fused optimizer in skipped updates, too, with infinite gradients."""
     own = course.solution("02").read_text().replace(", fused=True)", ")")

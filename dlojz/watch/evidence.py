@@ -244,11 +244,12 @@ class Witness:
             self._first_profiler = profile.start_profiler([torch.profiler.ProfilerActivity.CPU])
 
     def _on_layer(self, layer, inputs, output):
-        self._counts["again"] += bool(self._first)  # after the loss: the backward pass needs it
-        if self._first or not layer.training or not torch.is_tensor(output):
-            return  # the first forward pass is enough
+        again = bool(self._probe and self._first)  # after the loss: the backward pass needs it
+        self._counts["again"] += again
+        if again or not layer.training or not torch.is_tensor(output):
+            return
         entered = inputs[0] if inputs and torch.is_tensor(inputs[0]) else output
-        seen = self._later_layers if self._first else self._layers
+        seen = self._layers if self._probe else self._later_layers
         seen[
             type(layer).__name__,
             entered.dtype,
