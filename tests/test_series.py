@@ -5,7 +5,9 @@ import os
 import subprocess
 
 import pytest
+from endings import ENDINGS
 
+from conftest import make_course_folder
 from dlojz import course, launch
 from dlojz.check import ending
 from dlojz.jobs import keeper, several
@@ -54,10 +56,18 @@ gather() if idr_torch.is_master else evaluate()
 """
 
 
-def test_a_run_that_stands_still_is_ended_and_says_where_each_process_stood(script):
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_that_stands_still_is_ended_and_says_where_each_process_stood(
+    script, fresh, monkeypatch
+):
     """As if a process had left out a collective. The next run is made all the same."""
+    if fresh:  # our stand-in for Python would not pass on the signal
+        monkeypatch.delenv("DLOJZ_PYTHON")
     stands, after = script(STANDS, "stands.py"), script("print('made')", "after.py")
-    entries = [series.Entry("stands", stands, [], most_s=3.0), series.Entry("after", after, [])]
+    entries = [
+        series.Entry("stands", stands, [], most_s=3.0, fresh=fresh),
+        series.Entry("after", after, []),
+    ]
     job = series.submit(entries, Request(name="two", n_gpu=2))
     assert job.wait(60) == launch.State.COMPLETED, job.explain()
     folders = series.folders(job)
@@ -66,6 +76,68 @@ def test_a_run_that_stands_still_is_ended_and_says_where_each_process_stood(scri
     stood = end.text.removeprefix("TIMEOUT: it took too long, and stood at ").split(" and ")
     assert sorted(stood) == ["mine.py:5 (gather)", "mine.py:7 (evaluate)"]
     assert (folders["after"] / "exit_code").read_text().strip() == "0"
+
+
+SETS = """
+import os
+os.environ["TORCH_COMPILE_DISABLE"] = "1"
+import torch
+print(torch._dynamo.config.disable)
+"""
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The folders of runs in forks and in fresh processes, by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        root, entries = make_course_folder(tmp_path_factory.mktemp("both"), patch), []
+        patch.delenv("DLOJZ_PYTHON")
+        for number, (name, code) in enumerate((ENDINGS | {"sets": SETS}).items()):
+            own = root / f"t{number}.py"
+            own.write_text(code)
+            for fresh in (False, True):
+                entries.append(series.Entry(f"{name}, {fresh}", own, ["--flag"], fresh=fresh))
+        job = series.submit(entries, Request(name="both"))
+        assert job.wait(60) == launch.State.COMPLETED, job.explain()
+        found = series.folders(job)
+        return {
+            name: (found[f"{name}, False"], found[f"{name}, True"]) for name in (*ENDINGS, "sets")
+        }
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_fresh_run_ends_as_any_other(ending, both):
+    for file in ("exit_code", "stdout.txt", "stderr.txt"):
+        forked, fresh = ((f / file).read_text().replace(str(f), "RUN") for f in both[ending])
+        assert forked == fresh, file
+
+
+def test_what_a_trainer_sets_before_it_imports_torch_acts_in_a_fresh_run(both):
+    forked, fresh = ((folder / "stdout.txt").read_text() for folder in both["sets"])
+    assert fresh == "True\n"
+    assert forked == "False\n", "it was imported before"
+
+
+def test_a_run_and_its_replay_have_their_own_copies_of_the_images(script, tmp_path):
+    images = tmp_path / "few"
+    images.mkdir()
+    (images / "one.JPEG").write_text("as it was")
+    changes = script("""
+        import pathlib, sys
+        file = pathlib.Path(sys.argv[1], "one.JPEG")
+        print(file.read_text())
+        file.write_text("changed")
+    """)
+    again = series.Entry(series.REPLAY, changes, ["{run}/images"], images=str(images))
+    flags = [f"{{run}}/{several.IMAGES}"]
+    run = series.Entry("run", changes, flags, audit={"keep": 0}, replay=again, images=str(images))
+    job = series.submit([run], Request(name="images"))
+    assert job.wait(60) == launch.State.COMPLETED, job.explain()
+    folder = series.folders(job)["run"]
+    for own in (folder, folder / series.REPLAY):
+        assert (own / "stdout.txt").read_text() == "as it was\n"
+        assert not (own / several.IMAGES).exists()
+    assert (images / "one.JPEG").read_text() == "as it was"
 
 
 def test_a_rehearsal_computes_on_meta_without_values(course_folder):
@@ -122,13 +194,14 @@ def test_a_series_of_several_processes(course_folder):
     plan = [
         series.Entry("one", course.solution("06"), flags),
         series.Entry("fails", fails, flags),
-        series.Entry("two", course.solution("06"), flags),
+        series.Entry("fails afresh", fails, flags, fresh=True),
+        series.Entry("two", course.solution("06"), flags, fresh=True),
     ]
     job = series.submit(plan, Request(name="both", n_gpu=2))
     assert job.wait(240) == "COMPLETED", job.explain()
     codes = {n: int((f / "exit_code").read_text()) for n, f in series.folders(job).items()}
     assert codes["one"] == codes["two"] == 0
-    assert codes["fails"] != 0
+    assert 0 not in (codes["fails"], codes["fails afresh"])
     one, two = (log.read_ranks(series.folders(job)[n]) for n in ("one", "two"))
     assert len(one) == len(two) == 2
     for a, b in zip(one, two, strict=True):

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 STACK = signal.SIGUSR2  # has a process of a series write where it stands
-_exit_code = None  # a fork's, once it is known
+_exit_code = None  # of a fork or a fresh process, once it is known
 
 
 @cache
@@ -107,5 +107,6 @@ def _leave():
 
 
 if __name__ == "__main__":
+    atexit.register(_leave)
     faulthandler.register(STACK)
     run_script(sys.argv[1], sys.argv[2:])
