@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from waiting import until
 
-from dlojz.images import DataError, dataset, draw, generate
+from dlojz.images import DataError, dataset, draw, generate, make_equal
 
 SMALL = {"classes": 2, "images_per_class": 3, "val_images_per_class": 1, "progress": False}
 
@@ -352,3 +352,14 @@ def test_the_mean_colour_does_not_tell_the_class(photos):
     fit, *_ = np.linalg.lstsq(inputs[:half], np.eye(10)[labels[:half]], rcond=None)
     accuracy = np.mean((inputs[half:] @ fit).argmax(axis=1) == labels[half:])
     assert accuracy < 0.25  # chance: 0.10
+
+
+def test_files_of_one_size_hold_the_same_images(tmp_path):
+    folder = make(tmp_path)
+    files = sorted(folder.rglob("*.JPEG"))
+    before = [Image.open(file).tobytes() for file in files]
+    assert len({file.stat().st_size for file in files}) > 1
+    for _ in range(2):  # the second time it changes nothing
+        make_equal(folder)
+        assert len({file.stat().st_size for file in files}) == 1
+        assert [Image.open(file).tobytes() for file in files] == before

@@ -14,11 +14,9 @@ from dlojz.check.ending import Role
 from dlojz.check.exercise import Exercise
 from dlojz.check.verdict import CheckError
 from dlojz.course import presets
-from dlojz.jobs import several
 from dlojz.launch import series
 from dlojz.machine import facts
 from dlojz.runs import derived, log, stats
-from dlojz.watch import files
 
 # Flags of a job that its check leaves out, each with its number of words: the runs of a check begin
 # at the first step, and write nothing.
@@ -31,7 +29,7 @@ FEW = {"classes": 3, "images_per_class": 15, "val_images_per_class": 5}
 # Two epochs of them in float32, whose updates are done again. Rounding is small there, and a small
 # model takes a moment.
 EPOCHS = (
-    f"--data {{run}}/{several.IMAGES} --num-workers 0 --image-size 32 -b 8 --test-nsteps {UPDATES} "
+    f"--data {{run}}/{series.IMAGES} --num-workers 0 --image-size 32 -b 8 --test-nsteps {UPDATES} "
     "-e 2 --deterministic"
 )
 
@@ -212,7 +210,7 @@ def few_images(processes: int = 1) -> Path:
     wanted = {name: number * (processes if "images" in name else 1) for name, number in FEW.items()}
     folder = course.base_folder() / "runs" / f".few-{processes}"
     made = images.generate(folder, **wanted, workers=1, progress=False)
-    files.make_equal(made)
+    images.make_equal(made)
     return made
 
 

@@ -286,6 +286,14 @@ def generate(
     return root
 
 
+def make_equal(root):
+    """Give all files of an image set the same size: decoders ignore bytes after an image's end."""
+    files = sorted(pathlib.Path(root).rglob("*.JPEG"))
+    most = max(file.stat().st_size for file in files)
+    for file in files:
+        os.truncate(file, most)  # fills with zeros
+
+
 def _fill(root, wanted, workers, progress):
     """Bring the folder to `wanted`: marker, images, marker again with `complete`."""
     root.mkdir(parents=True, exist_ok=True)

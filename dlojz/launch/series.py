@@ -19,6 +19,7 @@ from dlojz.launch import beside
 from dlojz.launch.job import Job
 from dlojz.launch.request import Request, send
 
+IMAGES = several.IMAGES  # in a run's folder: its own copy of some images
 REPLAY = several.REPLAY  # in a run's folder: that of the run that follows it
 TOO_LONG = several.TOO_LONG
 

@@ -33,7 +33,7 @@ from dlojz.traces import kinds
 from dlojz.training import private
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
-from dlojz.watch import calls, files, readings, store
+from dlojz.watch import calls, changing, readings, store
 
 VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
@@ -158,7 +158,7 @@ class Auditor:
         self._val_buffers = None  # as the last validation began
         self._validating, self._validation = False, []
         changes = wish.get("rewritten") and idr_torch.is_master
-        self._images = files.Changing(args.data) if changes else None
+        self._images = changing.Changing(args.data) if changes else None
         self._met = {"train": [], "val": []}  # the expected metrics of each batch
         self._foreign = 0
         self._hook()
@@ -192,7 +192,7 @@ class Auditor:
     def _on_input(self, model, args, kwargs):
         trains = model.training and torch.is_grad_enabled()
         if self._images:
-            self._images.enter(files.TRAIN if trains else files.VAL)
+            self._images.enter(changing.TRAIN if trains else changing.VAL)
         if not trains:
             self._compare_buffers()
             self._compare_weights()

@@ -23,24 +23,12 @@ class Changing:
             change(self._folder / self._next.pop(0))
 
 
-def make_equal(folder: Path):
-    """Give all files in this folder the same size: decoders ignore bytes after an image's end."""
-    files = _files(folder)
-    most = max(file.stat().st_size for file in files)
-    for file in files:
-        _write(file, file.read_bytes().ljust(most, b"\0"))
-
-
 def change(folder: Path):
     """Give each file in this folder the bytes of the next one."""
-    files = _files(folder)
+    files = sorted(folder.rglob("*.JPEG"))
     first, *others = (file.read_bytes() for file in files)
     for file, content in zip(files, [*others, first], strict=True):
         _write(file, content)
-
-
-def _files(folder) -> list[Path]:
-    return sorted(folder.rglob("*.JPEG"))
 
 
 def _write(file, content):

@@ -39,7 +39,7 @@ from dlojz.runs import log, records
 from dlojz.training import distributed, imports
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.sharding import own
-from dlojz.watch import auditor, distances, files, readings, store
+from dlojz.watch import auditor, changing, distances, readings, store
 
 NOISY = 3  # updates whose noise is measured
 USUAL = 1e-4  # the noise of float32's gradients without a kink: ShuffleNet, on a processor
@@ -264,7 +264,7 @@ class Replay:
     def _change_files(self):
         """Change this replay's image files, as those of the run did after the first epoch."""
         if idr_torch.is_master:
-            files.change(Path(self.args.data, files.TRAIN))
+            changing.change(Path(self.args.data, changing.TRAIN))
         _in_each_process(None)  # none reads them before
 
     def _step(self, state, batches, moved=None) -> dict | None:
