@@ -179,22 +179,26 @@ def test_timed_runs_are_only_timed_and_the_models_links_replayed_in_two_epochs(j
 
 
 @pytest.mark.parametrize(
-    ("source", "sets"),
+    ("source", "fresh"),
     [
         ("import os\nos.environ['A'] = '1'\nimport torch\n", True),
-        ("import os\nos.environ |= {'A': '1'}\n\nfrom torch import nn\n", True),
-        ("import os\nos.putenv('A', '1')\nimport torch\n", True),
-        ("import os\nimport torch\nos.environ['A'] = '1'\n", False),
+        ("import os\n\nif True:\n    os.putenv('A', '1')\n\nfrom torch import nn\n", True),
+        ("import my_settings\nimport torch\n", True),
+        ("'''About it.'''\nimport os\nimport torch\nos.environ['A'] = '1'\n", False),
         ("from dlojz import course\nimport os\nos.environ['A'] = '1'\n", False),
-        ("import torch\n", False),
+        ("import torchvision.models\nprint()\n", False),
     ],
 )
-def test_a_trainer_that_sets_its_environment_first_is_timed_in_a_fresh_process(job, source, sets):
-    """The audited runs always begin afresh."""
+def test_what_a_trainer_does_before_it_imports_torch_acts_in_all_its_runs(job, source, fresh):
     (job.directory / "trainer.py").write_text(source)
     entries = plan.of(exercises.find("01_gpu"), job, pairs=1).entries
-    asked = ["yours", "two-epochs"] + ["after-1"] * sets
-    assert [entry.name for entry in entries if entry.fresh] == asked
+    asked = ["yours", "two-epochs", "after-1"]
+    assert [entry.name for entry in entries if entry.fresh] == asked * fresh
+
+
+def test_no_trainer_of_the_course_needs_processes_of_its_own():
+    for trainer in (course.before("01_gpu"), *map(course.solution, exercises.STEPS)):
+        assert not plan.begins_otherwise(trainer), trainer
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_what_torch_keeps_in_an_object_may_be_gone_too():
     assert private.scale(SimpleNamespace(get_scale=lambda: 8.0)) == 8
 
 
-def test_modes_are_named_and_seen_past():
+def test_modes_are_seen_past():
     seen = Counter()
 
     class Mode(private.dispatch_mode()):

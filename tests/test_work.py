@@ -213,16 +213,6 @@ def test_each_run_is_looked_at():
     assert judged.finding(pairs).fails
 
 
-def test_work_behind_a_dispatch_mode_does_not_pass():
-    usual, mine = run(WHOLE), run(WHOLE)
-    mine.last = records.LastStep(step=7, work=WHOLE, modes=["Halved"])
-    found = judged.finding([(mine, usual)])
-    assert (found.fails, found.hint) == (True, "work")
-    assert "Halved" in found.yours
-    usual.last = mine.last
-    assert not judged.finding([(mine, usual)]).fails
-
-
 def test_a_step_that_was_not_seen_does_not_pass():
     assert judged.finding([(run(None), run(WHOLE))]).state == State.UNMEASURED
     assert judged.finding([(run(None), run(None))]).state == State.NOT_ASKED
