@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 from dlojz.check.bars import Bar
@@ -187,7 +188,7 @@ def _is_float(collective):
     return "float" in collective["dtype"]
 
 
-def _gathered(mine, reference):
+def _gathered(mine, reference, key="gathered", of=""):
     """Return a finding on the gathered blocks: as often as the solution's, and in its format.
 
     The last block may stay whole until its backward pass, which begins at once.
@@ -200,17 +201,17 @@ def _gathered(mine, reference):
     ok = alike and usual.total() - 1 <= yours.total() <= usual.total()
     text, asked = (_in_words(found) or Unseen.NONE for found in (yours, usual))
     hint = "blocks" if alike else "policy"
-    return Finding(MECHANISM, "gathered", "weights gathered in a step", ok, text, asked, hint)
+    return Finding(MECHANISM, key, f"weights gathered in a step{of}", ok, text, asked, hint)
 
 
-def _recomputed(mine, reference):
+def _recomputed(mine, reference, key="again", of=""):
     """Return a finding that fails if fewer layers are computed again than in the solution.
 
     Its checkpointing ends a block early, as soon as the backward pass has all that it needs. The
     reentrant one runs to the block's end. Products tell if it computes too much.
     """
     yours, usual = (min(run.share.again or 0 for run in ranks) for ranks in (mine, reference))
-    which = MECHANISM, "again", "layers computed again"
+    which = MECHANISM, key, f"layers computed again{of}"
     return Finding(*which, yours >= usual, str(yours), f"at least {usual}", "recompute")
 
 
@@ -230,16 +231,23 @@ def _two_batches(mine, reference):
     norms = [run.probe.gradients.norm or math.nan for run in (mine, reference)]
     near = abs(norms[0] / norms[1] - 1) < NEAR
     what = "norm of the gradients after clipping"
+    reduced = "no-sync", "reduced where no update follows", _reduced, "no-sync"
+    (synchronised,) = alike(*pair, (MECHANISM, *reduced))
+    alive = _alive(*pair)
+    if synchronised.fails:  # what is not reduced stays whole until the next reduction
+        alive = [replace(finding, hint=None) for finding in alive]
     return [
         Finding(SAME, "clip", what, near, f"{norms[0]:.4g}", f"{norms[1]:.4g}", "clip"),
         *alike(
             *pair,
             (SAME, "accumulate", "updates of 7 batches, 2 each", _updates, "accumulate"),
-            (MECHANISM, "no-sync", "reduced where no update follows", _reduced, "no-sync"),
             (MECHANISM, "writers", "processes that wrote the checkpoint", _writers, "all-write"),
+            (MECHANISM, "not-again", "layers computed again, not asked", _again, "not-asked"),
         ),
+        synchronised,
+        _gathered(*pair, "gathered-fp32", ", in fp32"),
         _written(*pair),
-        *_alive(*pair),
+        *alive,
     ]
 
 
@@ -261,11 +269,9 @@ def _written(mine, reference):
 
 def _copies(mine, reference):
     """Return findings on the run with --sharding ddp: the model is whole in each process."""
-    return alike(
-        *(mine.ranks, reference.ranks),
-        (MECHANISM, "copies", "weights, --sharding ddp", _placements, "not-asked"),
-        (MECHANISM, "copied", "layers computed again, not asked", _again, "not-asked"),
-    )
+    pair, of = (mine.ranks, reference.ranks), ", --sharding ddp"
+    copies = MECHANISM, "copies", f"weights{of}", _placements, "not-asked"
+    return [*alike(*pair, copies), _recomputed(*pair, "copied-again", of)]
 
 
 def smaller(runs: Runs) -> list[Finding]:
@@ -305,11 +311,16 @@ def _peak(job, whole: Beside, less: float) -> list[Finding]:
 def extras(on_gpu: bool) -> list[Extra]:
     """Return a run that accumulates, clips and saves, and one that is not sharded.
 
+    The first asks whether the model is left alone without --checkpointing, and whether weights are
+    gathered in float32 where it computes in it; the other, whether blocks are recomputed without
+    shards, too.
+
     On a GPU the trainer compiles by default, for half a minute: the second run does without.
     """
     fsdp = "--sharding fsdp --accumulate 2 --clip-norm 0.1 --test-nsteps 7"
     saves = f"{SMALL} {fsdp} --checkpoint {{run}}/checkpoint"
-    whole = f"{SMALL} --sharding ddp --test-nsteps 2 --optimizer adamw --lr 0.001"
+    whole = f"{SMALL} --sharding ddp --checkpointing blocks --test-nsteps 2"
+    whole += " --optimizer adamw --lr 0.001"
     whole += " --compile off" if on_gpu else ""
     return [Extra(UPDATES, tuple(saves.split())), Extra(COPIES, tuple(whole.split()))]
 
