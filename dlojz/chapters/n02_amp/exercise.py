@@ -92,6 +92,8 @@ def _scaled(mine, reference):
     why = "loss-dtype" if scale == math.inf else "scaler"  # fp16 ends at 65504, and it is 65536
     norm, expected = (r.probe.gradients.norm for r in (mine, reference))
     hint = "unscale" if norm is None or math.isfinite(norm) else "scaler-step"
+    if norm and expected and expected < norm < math.inf:  # scaled ones are clipped to far less
+        hint = "clip"
     clipped = _near(norm, expected)
     return [
         like(MECHANISM, "layers-fp16", f"{LAYERS}, in fp16", mine, reference, _outputs, "format"),
