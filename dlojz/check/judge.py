@@ -69,10 +69,9 @@ def judge(
     mechanism = _mechanism(exercise, _without_crashed(exercise, runs, ended))
     if broken:
         mechanism = [f for f in mechanism if f.reached or not f.fails]
-    same = common.same_work(runs.mine, runs.reference)
+    shared = [*common.same_work(runs.mine, runs.reference), *_audit(exercise, ended, runs)]
     findings = [
-        *(replace(f, hint=exercise.hint_of.get(f.key, f.hint)) for f in same),
-        *_audit(exercise, ended, runs),
+        *(replace(f, hint=exercise.hint_of.get(f.key, f.hint)) for f in shared),
         *_short_runs(ended),
         _work(runs),
         *mechanism,

@@ -163,11 +163,13 @@ EXERCISE = Exercise(
         (r"pic should be PIL|Input tensor should be a float", "half"),
         (r"found <class 'PIL", "decode"),
         (r"should have at least two dimensions", "bytes"),
+        (r"\(3\) must match the size of tensor", "turned"),
         (r"stack expects each tensor|storage that is not resizable", "unequal"),
     ),
     hint_of={
         "drawn": "order",
         "labels": "labels",
+        "val-pixels": "middle",
     },
     of_files=True,
     recorded=("h100/05-resnet50-bf16-pil.jsonl", "h100/05-resnet50-bf16-files-1.jsonl"),
