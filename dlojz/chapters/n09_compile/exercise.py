@@ -134,7 +134,8 @@ def _off(mine, reference):
     which = "graphs-off", "graphs, --compile off"
     rows = [like(MECHANISM, *which, mine, reference, lambda r: r.compilation.graphs, "not-asked")]
     yours, usual = (run.compilation.words for run in (mine, reference))
-    for word, asked in usual.items() if yours else ():  # {}: another function compiles
+    elsewhere = not yours or rows[0].fails  # another function compiles
+    for word, asked in () if elsewhere else usual.items():
         found, what = yours.get(word, "nothing"), f"asked of torch.compile, --compile {word}"
         which = MECHANISM, f"asks-{word}", what
         rows.append(Finding(*which, found == asked, found, asked, "mode"))
