@@ -95,7 +95,7 @@ class EndedRun:
 
     @cached_property
     def replay(self) -> "EndedRun":
-        return EndedRun(self.folder / series.REPLAY)
+        return EndedRun(self.folder / series.REPLAY, trainer="the check's replay")
 
 
 def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
