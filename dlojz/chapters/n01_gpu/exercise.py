@@ -33,6 +33,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     return [
         finding("device", "device", [mine.setup.get("device")], "device"),
         finding("weights", "weights", mine.probe.parameters.devices, _why(mine, kind)),
+        like(MECHANISM, "moved", f"weights that move{where}", mine, reference, _moved, "unmoved"),
         finding("images", "images in training", [i["device"] for i in train], "batch"),
         _if_seen(finding("labels", "labels in training", labels[0], "batch")),
         finding("val-images", "images in validation", [i["device"] for i in val], left),
@@ -47,6 +48,11 @@ def _why(mine, kind) -> str:
     """Return the hint for weights left behind, with everything else or alone."""
     moved = [i["device"] for i in inputs(mine, "train")] + list(mine.probe.metrics_devices)
     return "model" if any(str(device).startswith(kind) for device in moved) else "nothing-moved"
+
+
+def _moved(run):
+    """Return the number of weights in an update: a copy on the meta device has others."""
+    return words(update["weights"] for update in run.whole.updates)
 
 
 def _if_seen(found: Finding) -> Finding:
@@ -97,6 +103,8 @@ EXERCISE = Exercise(
         (r"no NVIDIA driver|not compiled with CUDA|CUDA is not available", "by-name"),
         (r"target tensor expected|class probabilities", "labels"),
         (r"(?s)cross_entropy.*(expected device|same device|should be the same)", "labels-behind"),
+        # By a loader, on the meta device and on a GPU.
+        (r"utils/data/(?s:.*)Tensor\.item\(\)|Expected a '\w+' device type for gen", "default"),
         (r"Tensor\.item\(\) cannot be called on meta", "item"),
         (r"in evaluate\n", "validation-device"),
         (r"[Cc]annot copy out of meta", "item"),
