@@ -9,7 +9,16 @@ from dataclasses import replace
 
 from dlojz.check.bars import AMPERE, CPU, HOPPER, RECORDED, RESNETS, SURF, Bar
 from dlojz.check.common import inputs, like, losses, no_brake, words
-from dlojz.check.exercise import MECHANISM, Exercise, Extra, Finding, Runs, State, shown
+from dlojz.check.exercise import (
+    MECHANISM,
+    Exercise,
+    Extra,
+    Finding,
+    Runs,
+    State,
+    Unseen,
+    shown,
+)
 
 REHEARSAL, WAITS = "rehearsal", "no-non-blocking"
 # On meta batch normalization takes most of the time; of small models resnet18 has the fewest.
@@ -51,8 +60,10 @@ def _why(mine, kind) -> str:
 
 
 def _moved(run):
-    """Return the number of weights in an update: a copy on the meta device has others."""
-    return words(update["weights"] for update in run.whole.updates)
+    """Return the number of weights with a momentum: a copy on the meta device has others."""
+    if not run.whole.optimizer_steps:  # it crashed earlier
+        return Unseen.UNKNOWN
+    return sum(run.probe.optimizer_state.values())
 
 
 def _if_seen(found: Finding) -> Finding:
