@@ -60,14 +60,14 @@ CRASHED = ending.Ending(ending.How.FAILED, "crashed")
 # The hints that only a replay gives: the other answers are judged without one, to save minutes.
 REPLAYED = {
     *("pixels", "rate", "settings", "frozen", "criterion", "gradients", "update", "batch-norm"),
-    *("evaluation", "later", "touched"),
+    *("evaluation", "later", "touched", "cached"),
 }
 # Those that need the run of two epochs, besides.
 TWO_EPOCHS = {
     "02_amp": {"scaler-always", "enabled", "tf32", "mean"},
     "03_channels_last": {"autotuner", "not-asked"},
     "04_profiler": {"always", "not-there"},
-    "05_dataloader": {"cached", "validation"},
+    "05_dataloader": {"validation"},
     "06_ddp": {"epoch", "one-writer", "gather", "train-mode", "names"},
     "09_compile": {"backends"},
 }
