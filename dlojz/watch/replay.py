@@ -292,7 +292,7 @@ class Replay:
         }
 
     def validation(self, mine: auditor.Watched, solution: auditor.Watched) -> records.Validation:
-        """Return the distance of the last validation's batches from the solution's."""
+        """Return the distance of all validations' batches from the solution's."""
         pairs = list(zip(mine.validation, solution.validation, strict=False))
         return records.Validation(
             pixels=[distances.pixels(*pair) for pair in pairs],

@@ -14,7 +14,7 @@ from dlojz.check import audit as judged
 from dlojz.images import generate
 from dlojz.runs import log
 from dlojz.runs.stats import summary
-from dlojz.watch import auditor, distances, readings
+from dlojz.watch import auditor, replay
 
 SOLUTION = course.solution("01")
 
@@ -128,20 +128,26 @@ def test_a_step_is_profiled_and_a_block_compiled_before_the_whole_model(tmp_path
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_rows_of_an_update_are_done_again_as_this_gpu_does_them(fused):
+def test_an_update_is_done_again_as_this_gpu_does_it(fused):
     """On a processor a fused AdamW computes with other numbers: 30 to 80 roundings apart."""
-    device, updates = torch.device("cuda"), []
-    weight = torch.nn.Parameter(torch.linspace(-1e-3, 1e-3, 64, device=device))
+    weight = torch.nn.Parameter(torch.linspace(-1e-3, 1e-3, 64, device="cuda"))
     mine = torch.optim.AdamW([weight], 0.01, fused=fused)
-    solution = torch.optim.AdamW([weight.detach().clone().requires_grad_()], 0.01, fused=True)
-    drawn = SimpleNamespace(_chosen=[(weight, None)])
+    other = weight.detach().clone().requires_grad_()
+    solved = replay.Replay.__new__(replay.Replay)
+    solved.training = SimpleNamespace(optimizer=torch.optim.AdamW([other], 0.01, fused=True))
+    solved.weights, solved._buffers = {"w": other}, {}
+    solved.rates, solved.device = [0.01] * 6, weight.device
+    begun = {"buffers": {}, "cpu_rng": torch.get_rng_state(), "cuda_rng": None}
+
+    def state():
+        kept = {f"w {key}": value.to("cpu", copy=True) for key, value in mine.state[weight].items()}
+        return {"weights": {"w": weight.detach().to("cpu", copy=True)}, "optimizer": kept}
+
     for number in range(6):
-        weight.grad = torch.sin(torch.arange(64.0, device=device) * (number + 1))
-        rows = [row.reshape(-1).cpu() for row in auditor.Auditor._rows(drawn, mine)]
-        updates.append(auditor.Facts(number, rows=torch.cat(rows)))
+        weight.grad = torch.sin(torch.arange(64.0, device="cuda") * (number + 1))
+        update = state() | {"gradients": {"w": weight.grad.cpu()}, "begun": begun}
+        update["facts"] = auditor.Facts(number)
         mine.step()
-    states = list(readings.states_of(solution))
-    watched = auditor.Watched(updates=updates, rows=[("w", None)], states=states)
-    solved = SimpleNamespace(training=SimpleNamespace(optimizer=solution), weights={"w": weight})
-    solved.rates, solved.device = [0.01] * 6, device
-    assert max(distances.rows(solved, watched)) < judged.ROUNDINGS
+        update["after"] = state()
+        found = solved._optimizer(update)["optimizer_roundings"]
+        assert found < judged.ROUNDINGS
