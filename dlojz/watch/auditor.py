@@ -219,7 +219,8 @@ class Auditor:
             for name, buffer in self._buffers.items()
         )
         self._same_buffers = same and self._same_buffers is not False
-        self._validated, self._buffers = self._buffers, None  # until the next update
+        self._validated = self._buffers if same else self._copied_buffers()
+        self._buffers = None  # until the next update
 
     def _compare_validated(self):
         """Note, as an epoch begins, whether the last validation left the buffers unchanged."""
