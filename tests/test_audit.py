@@ -566,6 +566,10 @@ def test_what_changed_between_updates_is_named():
     run.mine.audit = records.Audit(kept_buffers=False)
     (found,) = [f for f in judged.findings([run]) if f.fails]
     assert (found.yours, found.hint) == ("3 changed, such as fc.weight in update 6", "touched")
+    run.every.touched.clear()
+    assert [f.key for f in judged.findings([run]) if f.fails] == ["touched"]
+    run.mine.start["rank"] = 1  # DDP gives it the first process's statistics
+    assert not [f for f in judged.findings([run]) if f.fails]
 
 
 def test_groups_of_equal_settings_are_as_good_as_one():
@@ -1093,6 +1097,19 @@ def test_a_validation_leaves_the_batch_statistics_as_they_were(tmp_path, factor)
     found, _, _ = audited(tmp_path, step=step, args=SimpleNamespace(epochs=2))
     assert found.same_buffers
     assert found.kept_buffers is (factor == 1)
+
+
+def test_batch_statistics_that_change_before_a_validation_are_not_changed_by_it(tmp_path):
+    def step(number, parts, images, labels):
+        honest(number, parts, images, labels)
+        if number == 2:
+            parts.model.eval()[1].running_var *= 1.001
+            with torch.no_grad():
+                parts.model(images)
+            parts.model.train()
+
+    found, _, _ = audited(tmp_path, step=step, args=SimpleNamespace(epochs=2))
+    assert (found.same_buffers, found.kept_buffers) == (False, True)
 
 
 def moves(parts, number):
