@@ -19,13 +19,13 @@ import torchvision
 from logs import write_log
 
 from dlojz.check import audit as judged
-from dlojz.check import speed
+from dlojz.check import reported, speed
 from dlojz.check.exercise import State
 from dlojz.runs import log, records
 from dlojz.training import clocks, distributed
 from dlojz.training.data import normalize
 from dlojz.watch import auditor as audit
-from dlojz.watch import calls, distances, readings, replay, store
+from dlojz.watch import calls, distances, readings, replay, solved, store
 
 CLASSES = 5
 
@@ -390,7 +390,7 @@ class AtAKink(replay.Replay):
         model = torch.nn.Linear(2, 2, bias=False)
         torch.nn.init.ones_(model.weight)
         if moved:
-            replay.perturb(model, *moved)
+            solved.perturb(model, *moved)
         units = torch.relu(model(torch.tensor([1.0, -1.0])) + torch.tensor([self.away, 1.0]))
         (self.share * units).sum().backward()
         return {"gradients": {"weight": model.weight.grad}}
@@ -797,7 +797,7 @@ def test_where_nothing_was_replayed_nothing_passes():
 )
 def test_losses_are_shown_and_only_those_that_are_no_number_fail(losses, state):
     mine, usual = (log.Run("r", audit=records.Audit(losses=x)) for x in (losses, [2.0, 1.9, 1.8]))
-    assert judged.losses(mine, usual).state == state
+    assert reported.losses(mine, usual).state == state
 
 
 def speed_of(folder, change=None):
@@ -906,11 +906,11 @@ def test_a_replay_computes_in_the_layout_of_the_trainees_run(before, wanted):
     """Other kernels would round otherwise."""
     again = object.__new__(replay.Replay)
     again.training, again.device, again.rates = training(), torch.device("cpu"), [0.1]
-    again._model = again.training.model.to(memory_format=replay.FORMATS[before])
+    again._model = again.training.model.to(memory_format=solved.FORMATS[before])
     again.weights = dict(again._model.named_parameters())
     again._buffers = dict(again._model.named_buffers())
     kept = {name: torch.randn_like(weight) for name, weight in again.weights.items()}
-    kept["0.weight"] = kept["0.weight"].contiguous(memory_format=replay.FORMATS[wanted])
+    kept["0.weight"] = kept["0.weight"].contiguous(memory_format=solved.FORMATS[wanted])
     begun = {"buffers": again._buffers, "cpu_rng": torch.get_rng_state(), "cuda_rng": None}
     state = {"weights": kept, "optimizer": {}, "begun": begun}
     again._load(state | {"facts": audit.Facts(0)})
@@ -1191,10 +1191,10 @@ def test_buffers_of_a_validation_are_compared_with_those_of_process_0(monkeypatc
     first = {name: factor * buffer.double() for name, buffer in again._buffers.items()}
     mine = again._buffers | {"mean": torch.zeros(3)}
     assert again._off_process_0(mine) == 0
-    monkeypatch.setattr(replay, "_in_each_process", lambda here: [first, here])
+    monkeypatch.setattr(replay, "in_each_process", lambda here: [first, here])
     assert (again._off_process_0(mine) > 1e-3) is far
     assert again._off_process_0(None) is None
-    monkeypatch.setattr(replay, "_in_each_process", lambda here: [None, here])
+    monkeypatch.setattr(replay, "in_each_process", lambda here: [None, here])
     assert again._off_process_0(mine) is None
 
 
@@ -1306,8 +1306,8 @@ def test_a_training_may_be_a_class_with_slots():
 
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.zeros(1))
-    assert audit._scale(Parts(None, scaler)).item() == 65536
-    assert audit._scale(SimpleNamespace(model=None)) is None
+    assert readings.scale(Parts(None, scaler)).item() == 65536
+    assert readings.scale(SimpleNamespace(model=None)) is None
 
 
 def test_a_model_may_normalize_its_images_itself():

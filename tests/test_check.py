@@ -17,7 +17,7 @@ import pytest
 from logs import write_log
 
 from dlojz import cli, course, launch
-from dlojz.check import CheckError, bars, check, ending, is_open, judge, plan, run
+from dlojz.check import CheckError, bars, check, ending, gain, is_open, judge, plan, reuse, run
 from dlojz.check import exercise as exercises
 from dlojz.check.ending import Cause, Ending, How, Role
 from dlojz.check.exercise import MECHANISM, SAME, Finding, State
@@ -305,7 +305,7 @@ def speeds(job, *intervals, pairs=None, mechanism=True):
         low, high = next(given)
         shown = stats.Comparison((low * high) ** 0.5, low, high, 0.01, count[-1], stats.FASTER)
         seen = Finding(MECHANISM, "layout", "layout", mechanism, "a", "b", "input")
-        speed = judge._asked(bars.Bar("", 1.15, "a source"), shown)
+        speed = gain.asked(bars.Bar("", 1.15, "a source"), shown)
         return Verdict("01_gpu", [seen, speed], exercise.hints, shown)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -344,7 +344,7 @@ def test_a_gain_just_at_the_bar_passes_in_less_than_5_percent():
     for ratios in np.exp(random.normal(0, 0.05, (4000, 12))).tolist():
         low, high = stats.interval(ratios[:6])[1:]
         found = stats.Comparison(1, low, high, 0.01, 6, "")
-        if is_open(Verdict("01_gpu", [judge._asked(bar, found)], {}, comparison=found)):
+        if is_open(Verdict("01_gpu", [gain.asked(bar, found)], {}, comparison=found)):
             low = stats.interval(ratios)[1]
         passed += low >= 1
     assert 0.03 < passed / 4000 < 0.05
@@ -387,7 +387,7 @@ def forged(job, checked, course_folder, monkeypatch):
     def forge(change):
         def submit(planned, missing, found):
             folder = shutil.copytree(checked.directory, course_folder / "runs" / "0099")
-            (folder / run.CHECK_FILE).write_text(json.dumps(missing))
+            (folder / reuse.CHECK_FILE).write_text(json.dumps(missing))
             change(folder)
             return launch.Job(folder)
 
@@ -430,7 +430,7 @@ def test_a_run_that_says_nothing_about_the_trainer_is_an_error(forged, name, cod
     with pytest.raises(CheckError, match=said):
         paired(job)
     planned = plan.of(exercises.find("01_gpu"), job, pairs=1)
-    assert name not in run.known(planned)
+    assert name not in reuse.known(planned)
 
 
 def test_so_is_a_run_of_the_solutions_that_was_killed(tmp_path):
@@ -546,19 +546,19 @@ def test_only_runs_that_completed_are_used_again(checked_job, course_folder, cap
 
 def test_a_check_file_that_was_torn_costs_no_check(checked_job, course_folder):
     folder = course_folder / "runs" / launch.latest("check-01_gpu").id
-    (folder / run.CHECK_FILE).write_text("")
+    (folder / reuse.CHECK_FILE).write_text("")
     planned = plan.of(exercises.find("01_gpu"), checked_job)
-    assert run.known(planned) == {}
+    assert reuse.known(planned) == {}
 
 
 def test_a_run_on_other_hardware_is_not_used_again(checked_job, monkeypatch):
     planned = plan.of(exercises.find("01_gpu"), checked_job, pairs=1)
-    keys = run.keys_of(planned)
-    assert set(run.known(planned)) >= set(keys)
+    keys = reuse.keys_of(planned)
+    assert set(reuse.known(planned)) >= set(keys)
     elsewhere = dataclasses.replace(planned, hardware=("Another CPU", ""))
-    assert not set(run.keys_of(elsewhere).values()) & set(keys.values())
-    monkeypatch.setattr(run, "keys_of", lambda _: keys)
-    assert run.known(elsewhere) == {}, "nor if its key were the same"
+    assert not set(reuse.keys_of(elsewhere).values()) & set(keys.values())
+    monkeypatch.setattr(reuse, "keys_of", lambda _: keys)
+    assert reuse.known(elsewhere) == {}, "nor if its key were the same"
 
 
 def planned_of(names):
@@ -582,10 +582,10 @@ def test_a_job_under_way_counts_if_it_is_of_this_trainer(monkeypatch):
     keys = {"solution": "s", "before-1": "b", "yours": "mine", "extra": "n"}
     others, own = Underway(), Underway()
     jobs = [(others, keys | {"yours": "other"}), (own, {"yours": "mine", "extra": "n"})]
-    monkeypatch.setattr(run, "_checks", lambda: iter(jobs))
+    monkeypatch.setattr(reuse, "_checks", lambda: iter(jobs))
     planned = planned_of(keys)
-    assert run.under_way(planned, keys, ["n"]) is own
-    assert run.under_way(planned, keys, ["b", "n"]) is None
+    assert reuse.under_way(planned, keys, ["n"]) is own
+    assert reuse.under_way(planned, keys, ["b", "n"]) is None
 
 
 @pytest.mark.parametrize("told", [None, {"yours": "folder"}])
@@ -599,7 +599,8 @@ def test_what_an_interrupted_check_left_is_ended_once_it_tells_enough(monkeypatc
         "under_way": job,
         "_wait": {"yours": "later"},
     }.items():
-        monkeypatch.setattr(run, name, lambda *_, value=value: value)
+        room = run if hasattr(run, name) else reuse
+        monkeypatch.setattr(room, name, lambda *_, value=value: value)
     planned = planned_of(keys)
     assert run.finished(planned, judge.Standards()) == (told or {"yours": "later"})
     assert job.ended == (run.ENOUGH if told else None)
@@ -622,13 +623,13 @@ def test_what_is_before_the_pairs_is_judged_once_and_by_itself(monkeypatch):
 
     monkeypatch.setattr(judge, "judge", found_out)
     monkeypatch.setattr(run, "_wait", wait)
-    for name in ("_made", "refuse", "under_way", "_submit"):
-        monkeypatch.setattr(run, name, lambda *_: None)
-    monkeypatch.setattr(run, "keys_of", lambda _: keys)
+    for room, name in ((reuse, "made"), (reuse, "under_way"), (run, "refuse"), (run, "_submit")):
+        monkeypatch.setattr(room, name, lambda *_: None)
+    monkeypatch.setattr(reuse, "keys_of", lambda _: keys)
     planned = planned_of(keys)
     for known in (0, 4):
         found, left = {n: ended_run(n) for n in [*keys][:known]}, [*keys][known:]
-        monkeypatch.setattr(run, "known", lambda *_, found=found: found)
+        monkeypatch.setattr(reuse, "known", lambda *_, found=found: found)
         judged.clear()
         assert run.finished(planned, judge.Standards()).keys() == keys.keys()
         assert judged == [(["solution", "yours"], False)]
@@ -671,8 +672,8 @@ def test_a_row_that_fails_is_shown_while_the_other_runs_go_on(monkeypatch):
 
 def test_what_measures_is_the_trainer_and_all_rooms_that_it_imports():
     package = Path(course.__file__).parents[1]
-    assert [p for p in run.MEASURING if not [*package.glob(p)]] == []
-    measuring = {file for pattern in run.MEASURING for file in package.glob(pattern)}
+    assert [p for p in reuse.MEASURING if not [*package.glob(p)]] == []
+    measuring = {file for pattern in reuse.MEASURING for file in package.glob(pattern)}
     for room in ("training", "watch", "runs", "traces"):
         assert measuring >= {*(package / room).glob("*.py")}
 
@@ -683,8 +684,8 @@ def test_a_run_of_another_version_of_what_measures_is_not_used_again(tmp_path, m
     seen = []
     for text, torch, vision in ("abc", "abc", "xbc", "ayc", "abz"):
         file.write_text(text)
-        monkeypatch.setattr(run.metadata, "version", {"torch": torch, "torchvision": vision}.get)
-        seen.append(run._measuring.__wrapped__(tmp_path))
+        monkeypatch.setattr(reuse.metadata, "version", {"torch": torch, "torchvision": vision}.get)
+        seen.append(reuse._measuring.__wrapped__(tmp_path))
     assert seen[0] == seen[1]
     assert len(set(seen)) == 4
 
@@ -693,15 +694,15 @@ def test_a_run_of_another_version_of_what_measures_is_not_used_again(tmp_path, m
 def test_a_run_on_another_kind_of_node_is_not_used_again(checked_job, field):
     planned = plan.of(exercises.find("01_gpu"), checked_job)
     request = dataclasses.replace(planned.request, **{field: 2 if field == "n_gpu" else "x"})
-    other = run.keys_of(dataclasses.replace(planned, request=request))
-    assert not set(other.values()) & set(run.keys_of(planned).values())
+    other = reuse.keys_of(dataclasses.replace(planned, request=request))
+    assert not set(other.values()) & set(reuse.keys_of(planned).values())
 
 
 def test_two_gpus_of_one_name_are_the_same_hardware_in_any_host():
     h100, other = ("EPYC", "H100"), ("Xeon", "H100")
-    assert run.same_hardware(h100, other)
-    assert not run.same_hardware(h100, ("EPYC", "A100"))
-    assert run.same_hardware(h100, ("EPYC", "")), "the step before computes on the processor"
+    assert reuse.same_hardware(h100, other)
+    assert not reuse.same_hardware(h100, ("EPYC", "A100"))
+    assert reuse.same_hardware(h100, ("EPYC", "")), "the step before computes on the processor"
 
 
 @pytest.mark.parametrize(
@@ -713,12 +714,12 @@ def test_a_speed_that_did_not_pass_is_measured_again_by_the_next_check(
     """Otherwise a machine that was busy once would refuse this trainer for ever."""
     bar = bars.Bar("", 1.15, "a source")
     found = stats.Comparison(1.0, low, high, 0.01, 1, "")
-    monkeypatch.setattr(judge, "_speed", lambda *_: (found, judge._asked(bar, found)))
+    monkeypatch.setattr(gain, "compared", lambda *_: (found, gain.asked(bar, found)))
     assert check("01", checked_job, pairs=1).passed != measured_again
     planned = plan.of(exercises.find("01_gpu"), checked_job, pairs=1)
-    keys = run.keys_of(planned)
+    keys = reuse.keys_of(planned)
     forgotten = {"before-1", "after-1"} if measured_again else set()
-    assert set(keys) - set(run.known(planned)) == forgotten
+    assert set(keys) - set(reuse.known(planned)) == forgotten
 
 
 # Which jobs can be checked -----------------------------------------------------------------------
@@ -748,7 +749,7 @@ def test_a_job_whose_log_is_damaged_is_an_error_that_says_so(job, text, said):
 
 def test_a_state_too_large_to_keep_is_audited_with_a_small_model(checked_job, monkeypatch):
     """And only in the run of two epochs: of the job's own model every step is watched."""
-    monkeypatch.setattr(plan.audit, "MOST_STATE", 1e6)
+    monkeypatch.setattr(plan.audited, "MOST_STATE", 1e6)
     found = check("01", checked_job)
     assert found.passed, found
     assert "GB in a process: whole updates were kept and done again of a run with" in repr(found)

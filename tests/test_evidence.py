@@ -19,7 +19,7 @@ from dlojz.runs import log, records, stats
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds
 from dlojz.training.data import normalize
-from dlojz.watch import auditor, evidence, profile, readings
+from dlojz.watch import auditor, evidence, facts, group, profile, readings
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
 BF16 = ("--precision", "bf16")
@@ -37,7 +37,7 @@ def seen(tmp_path, train):
 
 
 def test_a_float32_run(seen):
-    others = evidence._graphs_alive()  # of earlier tests in this process
+    others = facts.graphs_alive()  # of earlier tests in this process
     run = seen("01")
     probe, last, whole = run.probe, run.last, run.whole
     assert probe.parameters.dtypes == {"float32": 62}
@@ -189,9 +189,9 @@ def test_the_older_switches_of_tf32_count_too(allowed, expected):
     """In a process of its own: torch does not let both kinds be mixed."""
     code = f"""
 import torch
-from dlojz.watch import evidence
+from dlojz.watch import facts
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {allowed}
-seen = evidence._numerics()
+seen = facts.numerics()
 print(seen.matmul_fp32, seen.conv_fp32)"""
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == expected
 
@@ -219,12 +219,12 @@ def test_a_sliced_tensor_has_another_layout():
 
 def test_a_checksum_ignores_the_layout_and_sees_one_bit():
     model = torch.nn.Conv2d(4, 8, 3)
-    before = evidence.digest(model)
-    assert evidence.digest(model.to(memory_format=torch.channels_last)) == before
+    before = facts.digest(model)
+    assert facts.digest(model.to(memory_format=torch.channels_last)) == before
     with torch.no_grad():
         model.bias[0] += 1e-3
-    assert evidence.digest(model) != before
-    assert evidence.digest(torch.nn.Conv2d(4, 8, 3, device="meta")) is None
+    assert facts.digest(model) != before
+    assert facts.digest(torch.nn.Conv2d(4, 8, 3, device="meta")) is None
 
 
 class Log:
@@ -470,11 +470,11 @@ def test_a_device_that_fails_before_the_probe_ends_leaves_the_log_its_end(tmp_pa
 
 
 def test_a_graph_that_is_kept_is_found():
-    before = evidence._graphs_alive()
+    before = facts.graphs_alive()
     kept = (torch.ones(3, requires_grad=True) * 2).sum()
-    assert evidence._graphs_alive() == before + 2 or evidence._graphs_alive() == before + 1
+    assert facts.graphs_alive() == before + 2 or facts.graphs_alive() == before + 1
     del kept
-    assert evidence._graphs_alive() == before
+    assert facts.graphs_alive() == before
 
 
 def test_metrics_may_be_one_module_or_several_or_tensors():
@@ -485,8 +485,8 @@ def test_metrics_may_be_one_module_or_several_or_tensors():
 
     several = torch.nn.ModuleDict({"loss": Sums(), "accuracy": Sums()})
     for metrics, count in ((Sums(), 1), (several, 2), ({"loss": torch.zeros(1)}, 1)):
-        assert evidence._devices(SimpleNamespace(metrics=metrics)) == {"cpu": count}
-    assert evidence._devices(SimpleNamespace()) == {}
+        assert facts.devices(SimpleNamespace(metrics=metrics)) == {"cpu": count}
+    assert facts.devices(SimpleNamespace()) == {}
 
 
 def test_batches_that_are_kept_are_counted():
@@ -501,8 +501,8 @@ def test_batches_that_are_kept_are_counted():
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_process_that_ends_inside_its_group_leaves_a_file(tmp_path, monkeypatch, inside):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: inside)
-    monkeypatch.setattr(evidence, "_noted", [tmp_path / "gone", tmp_path])
-    evidence._note_group()
+    monkeypatch.setattr(group, "_watched", [tmp_path / "gone", tmp_path])
+    group._note()
     assert group_file(tmp_path, 0).exists() == inside
 
 
@@ -608,13 +608,13 @@ def test_on_a_processor_communication_is_timed_on_the_host():
 
 def test_a_model_may_normalize_its_images_itself():
     raw = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
-    assert evidence._pixels(raw) == evidence._pixels(normalize(raw))
+    assert facts.pixels(raw) == facts.pixels(normalize(raw))
 
 
 def test_labels_may_be_probabilities_and_metrics_have_any_buffers():
     labels = torch.tensor([3, 1])
     soft = torch.nn.functional.one_hot(labels, 4) * 0.9 + 0.025
-    assert evidence._crc(readings.classes(soft)) == evidence._crc(labels)
+    assert facts.crc(readings.classes(soft)) == facts.crc(labels)
 
     class Own(torch.nn.Module):
         def __init__(self):
@@ -624,7 +624,7 @@ def test_labels_may_be_probabilities_and_metrics_have_any_buffers():
 
     parts = SimpleNamespace(metrics=torch.nn.ModuleDict({"own": Own(), "none": torch.nn.Module()}))
     parts.metrics["another"] = Own()
-    assert evidence._devices(parts) == {"cpu": 2}
+    assert facts.devices(parts) == {"cpu": 2}
 
 
 def test_the_dtype_of_a_validation_is_not_that_of_the_training(edited):

@@ -18,7 +18,7 @@ from dlojz.check import judge
 from dlojz.check.ending import Ending, How
 from dlojz.runs import log, records
 from dlojz.training import flags, models
-from dlojz.watch import replay
+from dlojz.watch import solved
 
 SOLUTION = course.solution("11")
 SIZES = "--model vit_tiny --image-size 32 -e 2 --num-workers 0 --lr 0.01 --precision fp32"
@@ -118,7 +118,7 @@ def test_four_processes_go_on_where_two_stopped(runs, images, tmp_path):
 
 @pytest.mark.parametrize(("optimizer", "kept"), [("sgd", 1.0), ("adamw", 0.0)])
 def test_adamw_begins_without_momenta_of_sgd(optimizer, kept, monkeypatch):
-    trainer = replay.imported(SOLUTION)
+    trainer = solved.imported(SOLUTION)
     words = f"dlojz.py --model resnet18 --image-size 32 --optimizer {optimizer}"
     monkeypatch.setattr("sys.argv", words.split())
     training = trainer.build_training(trainer.parse_args(), torch.device("cpu"), 10, 100)

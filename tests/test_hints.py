@@ -13,7 +13,7 @@ import wrong
 from dlojz import course
 from dlojz.check import common
 from dlojz.check import exercise as exercises
-from dlojz.watch import replay
+from dlojz.watch import solved
 
 KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # The hint is this argument.
@@ -171,7 +171,7 @@ def test_an_error_of_torch_names_its_hint(step, hint, call):
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_a_solution_that_compiles_sets_both_switches_of_tf32(precision, monkeypatch):
     """Otherwise max-autotune fails, on a GPU only: torch 2.11 asks the older one."""
-    trainer = replay.imported(course.solution("09_compile"))
+    trainer = solved.imported(course.solution("09_compile"))
     words = f"dlojz.py --model squeezenet1_1 --precision {precision} --compile max-autotune"
     monkeypatch.setattr("sys.argv", words.split())
     args = trainer.parse_args()

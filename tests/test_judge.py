@@ -16,7 +16,7 @@ from logs import write_log
 from made import RESNET
 
 from dlojz import course
-from dlojz.check import CheckError, bars, common, ending, judge, run
+from dlojz.check import CheckError, bars, common, ending, gain, judge, run
 from dlojz.check import exercise as exercises
 from dlojz.check.exercise import FASTER, MECHANISM, PARTS, SAME, Finding, Runs, State
 from dlojz.check.verdict import Verdict
@@ -28,7 +28,7 @@ PASSED, FAILED, NOT_ASKED, UNMEASURED, OPEN = State
 
 def speed(step, folders, run):
     """The finding on the speed of these pairs."""
-    return judge._speed(exercises.find(step), made.ended(folders), Runs(run, run), "")[1]
+    return gain.compared(exercises.find(step), made.ended(folders), Runs(run, run), "")[1]
 
 
 def timed(folder, name, ms, device_name="NVIDIA H100 80GB HBM3", **arguments):
@@ -92,7 +92,7 @@ GAIN = bars.Bar("", 1.5, "a source")
 def test_an_interval_that_includes_the_bar_is_open_and_no_green_tick(
     bar, low, high, state, is_open
 ):
-    found = judge._asked(bar, stats.Comparison((low * high) ** 0.5, low, high, 0.03, 6, ""))
+    found = gain.asked(bar, stats.Comparison((low * high) ** 0.5, low, high, 0.03, 6, ""))
     assert (found.state, found.open) == (state, is_open)
     shown = repr(Verdict("02_amp", [found], {})).splitlines()
     assert any("✓" in line for line in shown) == (state == PASSED)
@@ -100,7 +100,7 @@ def test_an_interval_that_includes_the_bar_is_open_and_no_green_tick(
 
 @pytest.mark.parametrize("bar", [GAIN, NOT_SLOWER])
 def test_a_single_pair_clears_no_bar(bar):
-    found = judge._asked(bar, stats.Comparison(3.0, None, None, 0.03, 1, ""))
+    found = gain.asked(bar, stats.Comparison(3.0, None, None, 0.03, 1, ""))
     assert found.state == UNMEASURED
     assert "at least 6 pairs" in found.expected
 

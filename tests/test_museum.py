@@ -40,7 +40,7 @@ def entries(step, answers, folder):
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
         mine = series.Entry(f"{answer.name}--yours", trainer, flags, reference=usual)
-        mine = plan.audited(mine, {"keep": plan.UPDATES} | plan.MIDDLE)
+        mine = plan.replayed(mine, {"keep": plan.UPDATES} | plan.MIDDLE)
         exercise = exercises.find(step)
         images = plan.few_images(exercise.processes)
         pair = plan.two_epochs(exercise, trainer, course.solution(step), flags, images)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from dlojz import course, launch
-from dlojz.check import bars, exercise, judge
+from dlojz.check import bars, exercise, gain
 from dlojz.check.exercise import FASTER, MECHANISM, SAME, Finding, State
-from dlojz.check.judge import SPEED
+from dlojz.check.gain import SPEED
 from dlojz.check.verdict import Verdict
 from dlojz.course import progress
 from dlojz.runs import stats
@@ -124,7 +124,7 @@ def test_a_verdict_names_its_job(tmp_path):
 def test_where_only_no_loss_is_asked_an_open_speed_passes_and_the_headline_says_so():
     right = Finding(SAME, "images", "images", True, "1", "1")
     shown = stats.Comparison(1.02, 0.83, 1.22, 0.03, 12, stats.NO_DIFFERENCE)
-    speed = judge._asked(bars.Bar("", 1.0, "a source", not_slower=True), shown)
+    speed = gain.asked(bars.Bar("", 1.0, "a source", not_slower=True), shown)
     found = verdict(right, speed)
     assert found.passed
     assert found.hint_key is None
@@ -142,7 +142,7 @@ def test_where_only_no_loss_is_asked_an_open_speed_passes_and_the_headline_says_
 def test_where_a_gain_is_asked_an_open_speed_has_not_passed_and_the_next_line_says_what_to_do():
     right = Finding(SAME, "images", "images", True, "1", "1")
     shown = stats.Comparison(1.26, 1.10, 1.45, 0.03, 12, stats.FASTER)
-    found = verdict(right, judge._asked(bars.Bar("", 1.15, "a source"), shown))
+    found = verdict(right, gain.asked(bars.Bar("", 1.15, "a source"), shown))
     assert not found.passed
     assert found.hint_key == "open"
     assert "not measured; 1.26 times as fast" in repr(found)

@@ -77,7 +77,7 @@ def entries(step, prefix, trainer, flags, expect):
     """What a check runs of one trainer."""
     mine = replace(made.entry("yours"), name=f"{prefix}yours", trainer=trainer, flags=flags)
     if expect in REPLAYED:
-        mine = plan.placed(plan.audited(mine, {"keep": 6}), {})
+        mine = plan.placed(plan.replayed(mine, {"keep": 6}), {})
     _, epochs = two_epochs(step, trainer, flags)
     found = [mine, plan.placed(epochs, {})] if expect in REPLAYED else [mine]
     if expect in TWO_EPOCHS.get(step, ()):

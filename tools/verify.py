@@ -23,7 +23,7 @@ import wrong
 from tqdm import tqdm
 
 from dlojz import course, launch
-from dlojz.check import check, exercise, plan, run
+from dlojz.check import check, exercise, plan, reuse
 from dlojz.course import presets
 from dlojz.machine import cpus, facts
 from dlojz.table import Table
@@ -143,6 +143,7 @@ def wrong_answers(steps: Sequence[str], on_gpu: bool, here: str) -> list[Case]:
             depends = answer.needs_gpu or answer.expect in ON_THE_DEVICE.get(step, ())
             if depends or not on_gpu:
                 model, sizes = _small(step, 0, on_gpu)
+                sizes = f"{sizes} {answer.flags}".strip()
                 expected = (on_gpu and answer.on_gpu) or answer.expect
                 found.append(Case(step, "wrong", answer.name, 0, model, sizes, here, expected))
     return found
@@ -266,7 +267,7 @@ def forget():
     """
     for job in launch.jobs():
         if job.state.final:
-            (job.directory / run.CHECK_FILE).unlink(missing_ok=True)
+            (job.directory / reuse.CHECK_FILE).unlink(missing_ok=True)
 
 
 def is_false(row: dict) -> bool:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from dlojz import course, launch
-from dlojz.check import ending, judge, plan, run
+from dlojz.check import ending, judge, plan, reuse, run
 from dlojz.check import exercise as exercises
 from dlojz.check.exercise import FASTER
 from dlojz.check.verdict import CheckError, Verdict
@@ -55,7 +55,7 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
             )
             verdict = _timed(exercise, job, 2 * stats.MIN_PAIRS)
     if is_open(verdict) or (verdict.comparison and verdict.part(FASTER).fails):
-        run.forget(plan.of(exercise, job, verdict.comparison.pairs))
+        reuse.forget(plan.of(exercise, job, verdict.comparison.pairs))
     verdict.job = job
     verdict.notes = (*plan.notes(exercise, job), *verdict.notes)
     verdict.seconds = time.monotonic() - started
@@ -108,7 +108,8 @@ def _reached(exercise, job, runs):
     The start of the course has no check of its own: the first step's check times it, too.
     """
     before, after = (
-        [ended.summary for ended in runs.values() if ended.entry.role == role] for role in run.PAIR
+        [ended.summary for ended in runs.values() if ended.entry.role == role]
+        for role in ending.PAIR
     )
     flags = " ".join(plan.flags_of(job))
     found = {exercise.step: reached.of(after or [job], [job], flags)}

@@ -7,15 +7,13 @@ Both log numbers; here they meet their tolerances.
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
+from dlojz.check.audited import MOST_STATE, Audited, state_of
 from dlojz.check.exercise import SAME, Finding, State
-from dlojz.check.wording import both, number, share
+from dlojz.check.wording import both, share
 from dlojz.runs import log, records
 
-# Bytes of weights, gradients and momenta, of which a check keeps twelve: ResNet-50's are 0.3e9.
-MOST_STATE = 5e8
 NEARLY = 1.25  # times the solution's state, which a right trainer may take
 
 # with 32 px, batch 8, 12 steps, two cores of an AMD EPYC, torch 2.11.
@@ -29,12 +27,9 @@ RATE = 1e-12  # a forgotten schedule is 3e-6 after eleven updates of a long one
 # make (foreach, fused) are 0. A GPU's fused AdamW is up to 80 from a processor's, so it is replayed
 # on the device of the run.
 ROUNDINGS = 8
-ROUNDING = 1e-6  # of losses, which are shown: a share
 BUFFERS = 1e-5  # statistics that were not updated are 5e-2, the mean of two processes' 2e-3
-LOSSES = "losses"  # the key, and the hint
 EVALUATION = "evaluation"  # the hint
 
-EACH_STEP = ("images", "pixels", "criterion", "scales")  # fields of a replay
 LABELS = {  # of the findings, by key
     "audit": "audit",
     "touched": "weights, momenta, statistics between updates",
@@ -52,35 +47,12 @@ LABELS = {  # of the findings, by key
     "tensors": "gradient of each weight",
     "buffers": "batch statistics",
     "optimizer": "update of all weights",
-    "losses": "losses{steps}",
     "val-losses": "criterion of the validation",
     "val-weights": "weights of the validation",
     "val-buffers": "batch statistics of the validation",
     "val-labels": "labels of the validation",
     "val-pixels": "pixels of the validation",
 }
-
-
-def precision_of(run: log.Run, hardware: str = "") -> str:
-    """Return the precision that a run computed in; a processor has no TF32.
-
-    hardware: the check's, such as "cuda: NVIDIA H100", if it differs from the run's.
-    """
-    found = run.start["arguments"].get("precision", "fp32")
-    on_gpu = (hardware or run.setup["device"]).startswith("cuda")
-    return "fp32" if found == "tf32" and not on_gpu else found
-
-
-def too_large(run: log.Run) -> str:
-    """Return the reason why whole updates of such a job can't be replayed; "" if they can."""
-    if (held := _state(run)) <= MOST_STATE:
-        return ""
-    model = run.start["arguments"].get("model")
-    return f"weights, gradients and momenta of {model} take {held / 1e9:.1f} GB in a process"
-
-
-def _state(run) -> int:
-    return sum(run.share.held.values()) or 3 * run.setup.get("parameter_bytes", 0)
 
 
 def as_large(mine: log.Run, solution: log.Run, epochs: log.Run) -> list[Finding]:
@@ -90,58 +62,11 @@ def as_large(mine: log.Run, solution: log.Run, epochs: log.Run) -> list[Finding]
     the run of two epochs.
     """
     small = epochs.start["arguments"].get("model") != solution.start["arguments"].get("model")
-    near = _state(mine) <= NEARLY * _state(solution)
-    if not small or near or NEARLY * _state(solution) > MOST_STATE:
+    near = state_of(mine) <= NEARLY * state_of(solution)
+    if not small or near or NEARLY * state_of(solution) > MOST_STATE:
         return []
-    text, asked = (f"{_state(run) / 1e9:.1f} GB of state" for run in (mine, solution))
+    text, asked = (f"{state_of(run) / 1e9:.1f} GB of state" for run in (mine, solution))
     return [_finding("memory", False, text, f"as the solution: {asked}")]
-
-
-@dataclass(frozen=True)
-class Audited:
-    """An audited run and its replay, of one process."""
-
-    mine: log.Run
-    replay: log.Run
-    precision: str
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of the run's logs, one for each process."""
-        return self.mine.path.parent
-
-    @property
-    def updates(self) -> list[records.Update]:
-        return self.replay.replay.updates
-
-    @property
-    def every(self) -> records.Every:
-        return self.replay.replay.every
-
-    @property
-    def first_epoch(self) -> "Audited":
-        """Return the audited run cut to its first epoch."""
-        every, epochs = self.every, self.mine.start.get("arguments", {}).get("epochs", 1)
-        if not every or epochs == 1:
-            return self
-        steps, updates = every.steps[1] // epochs, len(every.usual) // epochs
-        val, seen = every.validation, len(every.validation.pixels) // epochs
-        cut = {name: getattr(val, name)[:seen] for name in ("pixels", "labels")}
-        every = records.Every(
-            steps=[min(count, steps) for count in every.steps],
-            **{name: getattr(every, name)[:steps] for name in EACH_STEP},
-            updates=every.updates[:updates],
-            usual=every.usual[:updates],
-            validation=records.Validation(**cut),
-        )
-        kept = [u for u in self.updates if u.update < updates]
-        return replace(self, replay=replace(self.replay, replay=records.Replay(kept, every)))
-
-
-def audited(mine: log.Run, replay: log.Run, precision: str) -> list[Audited]:
-    """Return each process of an audited run, with its replay."""
-    pairs = zip(mine.ranks, replay.ranks, strict=True)
-    return [Audited(mine, again, precision) for mine, again in pairs]
 
 
 def findings(runs: Sequence[Audited]) -> list[Finding]:
@@ -391,27 +316,6 @@ def _optimizer(updates):
     return _finding("optimizer", ok, text, asked, "update")
 
 
-def losses(mine: log.Run, reference: log.Run) -> Finding:
-    """Return a finding that shows how far the losses of all steps are from the solution's.
-
-    It fails for NaN alone: from equal updates, the losses of small batches drift apart by rounding.
-    """
-    pairs = list(zip(_losses(mine), _losses(reference), strict=False))
-    if not pairs:
-        return _unmeasured(LOSSES, "no loss was seen", steps="")
-    steps = f" of all {len(pairs)} steps"
-    for step, (loss, usual) in enumerate(pairs):
-        if not math.isfinite(loss) and math.isfinite(usual):
-            text = f"{number(loss)} in step {step}"
-            return _finding(LOSSES, False, text, number(usual), LOSSES, steps=steps)
-    off = [_away(*pair) for pair in pairs]
-    step = max(range(len(off)), key=off.__getitem__)
-    text = "the same, up to rounding"
-    if off[step] > ROUNDING:
-        text = f"up to {share(off[step])} apart, in step {step}"
-    return _finding(LOSSES, State.NOT_ASKED, text, "the updates are judged, not these", steps=steps)
-
-
 def validation(mine: Sequence[log.Run], solution: Sequence[log.Run]) -> Finding:
     """Return a finding on the validated model and its criterion, in each process."""
     if other := another_model(mine):
@@ -451,17 +355,6 @@ def another_model(mine: Sequence[log.Run]) -> Finding | None:
         text, asked = "changed since the last step", "as process 0 trained them"
         return _finding("val-buffers", False, text, asked, EVALUATION)
     return None
-
-
-def _losses(run):
-    """Return the losses that the criterion gave; without them, those that the trainer logged."""
-    seen = run.audit.losses
-    return seen if seen and None not in seen else list(run.steps.loss)
-
-
-def _away(loss, expected):
-    away = abs(loss - expected) / abs(expected)
-    return math.inf if math.isnan(away) else away
 
 
 def _finding(key, ok, yours, expected, hint=None, **words):

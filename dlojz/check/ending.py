@@ -73,6 +73,9 @@ class Role(StrEnum):
         return f"{self}-{number}" if number else str(self)
 
 
+PAIR = (Role.BEFORE, Role.AFTER)
+
+
 @dataclass(frozen=True)
 class EndedRun:
     """A run of a check that has ended. Its files are read once."""
@@ -200,3 +203,9 @@ def _ends(folder) -> list[dict]:
             _, last = by_hand.ends(events_file(folder, rank))
             found[-1] = last if last and last.get("event") == "end" else {}
     return found
+
+
+def with_role(ended, *roles) -> list[EndedRun]:
+    """Return the runs with these roles, ordered by role and number."""
+    runs = [run for run in ended.values() if run.entry.role in roles]
+    return sorted(runs, key=lambda run: (roles.index(run.entry.role), run.entry.number))

@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlojz.check import audit, bars, common, ending, reported, speed, work
-from dlojz.check.ending import EndedRun, Role
+from dlojz.check import audit, audited, common, ending, gain, reported, speed, work
+from dlojz.check.ending import EndedRun, Role, with_role
 from dlojz.check.exercise import (
     FASTER,
     MECHANISM,
@@ -37,7 +37,6 @@ NOT_WATCHED = Finding(
     *("a Chronometer with `witness=evidence.watch(...)`", "watched"),
 )
 BUSY = "busy"  # the hint for a run that took too long
-OPEN = "the runs differ too much to tell: check again when nothing else runs"
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,11 @@ def judge(
     timed: all pairs that measure the speed are among them.
     """
     for role in (Role.SOLUTION, Role.YOURS):
-        if not _of(ended, role):
+        if not with_role(ended, role):
             return _not_run(exercise, role)
-    for run in _of(ended, Role.SOLUTION, Role.YOURS, Role.AFTER):
+    for run in with_role(ended, Role.SOLUTION, Role.YOURS, Role.AFTER):
         if not run.end.completed:
-            return _stopped(exercise, run, *_of(ended, Role.SOLUTION))
+            return _stopped(exercise, run, *with_role(ended, Role.SOLUTION))
     runs, broken = _read(exercise, ended, standards.job)
     if runs.mine.whole.backward is None and runs.reference.whole.backward is not None:
         found = [NOT_WATCHED, NOT_JUDGED, NOT_TIMED]
@@ -83,11 +82,11 @@ def judge(
     name = exercise.second_name
     if not timed:
         return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints, second_name=name)
-    findings += speed.finding([run.log for run in _of(ended, Role.AFTER)])
-    comparison, faster = _speed(exercise, ended, runs, standards.recorded)
+    findings += speed.finding([run.log for run in with_role(ended, Role.AFTER)])
+    comparison, faster = gain.compared(exercise, ended, runs, standards.recorded)
     price = exercise.price(_timed(ended, comparison, standards.job))
     # A single pair has no spread to warn about, and the caller asked for no more.
-    pairs = len(_of(ended, Role.AFTER))
+    pairs = len(with_role(ended, Role.AFTER))
     cautions = comparison.cautions if comparison else ()
     shown = tuple(c for c in cautions if _tells(c, pairs, exercise))
     findings += [faster, *price]
@@ -155,7 +154,7 @@ def _read(exercise, ended, job) -> tuple[Runs, list[Finding]]:
                 broken.append(_failed_run(exercise, run, known))
         with suppress(log.NoLogError):  # it stopped at an unknown flag
             extras[mine.entry.name] = mine.log, usual.log
-    mine, usual = (_of(ended, role)[0].log for role in (Role.YOURS, Role.SOLUTION))
+    mine, usual = (with_role(ended, role)[0].log for role in (Role.YOURS, Role.SOLUTION))
     beside = {n: _beside(ended[n]) for n in exercise.beside if n in ended}
     return Runs(mine, usual, extras, beside, job), broken
 
@@ -166,21 +165,15 @@ def _beside(run) -> Beside:
 
 def _timed(ended, comparison, job) -> Timed:
     """Return the runs of the pairs; without a comparison, only the trainee's."""
-    before = [run.summary for run in _of(ended, Role.BEFORE)] if comparison else []
-    after = [run.log for run in _of(ended, Role.AFTER)]
-    return Timed(before, after or [job or _of(ended, Role.YOURS)[0].log], comparison)
+    before = [run.summary for run in with_role(ended, Role.BEFORE)] if comparison else []
+    after = [run.log for run in with_role(ended, Role.AFTER)]
+    return Timed(before, after or [job or with_role(ended, Role.YOURS)[0].log], comparison)
 
 
 def _tells(caution, pairs, exercise):
     if caution.kind == stats.Caution.DATA_BOUND:
         return not exercise.of_files
     return pairs >= stats.MIN_PAIRS or caution.kind == stats.Caution.NOT_COMPARABLE
-
-
-def _of(ended, *roles) -> list[EndedRun]:
-    """Return the runs with these roles, ordered by role and number."""
-    runs = [run for run in ended.values() if run.entry.role in roles]
-    return sorted(runs, key=lambda run: (roles.index(run.entry.role), run.entry.number))
 
 
 def _pairs(ended) -> list[tuple[EndedRun, EndedRun]]:
@@ -261,12 +254,12 @@ def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
 
 def _audit(exercise, ended, runs) -> list[Finding]:
     """Return the findings on the training: it is the solution's, to the last step."""
-    epochs = _of(ended, Role.EPOCHS)
+    epochs = with_role(ended, Role.EPOCHS)
     found, broken = [], []
-    for run in [*_of(ended, Role.YOURS), *(epochs or [EndedRun(Path(Role.EPOCHS))])]:
+    for run in [*with_role(ended, Role.YOURS), *(epochs or [EndedRun(Path(Role.EPOCHS))])]:
         if run.end.completed and run.replay.end.completed:
-            kind = "fp32" if run in epochs else audit.precision_of(runs.reference)
-            found += audit.audited(run.log, run.replay.log, kind)
+            kind = "fp32" if run in epochs else audited.precision_of(runs.reference)
+            found += audited.audited(run.log, run.replay.log, kind)
         else:
             last = run.replay if run.end.completed else run
             broken.append(_ended(exercise, last.folder, last.end, "audit", "audit"))
@@ -279,7 +272,7 @@ def _audit(exercise, ended, runs) -> list[Finding]:
     early = {f.key for f in first if f.fails}
     findings = [
         *audit.findings(found),
-        audit.losses(runs.mine, runs.reference),
+        reported.losses(runs.mine, runs.reference),
         validation,
         *(() if validation.fails else filter(None, map(audit.another_model, completed))),
         next((row for row in told if row.fails), told[0]),
@@ -337,110 +330,3 @@ def _causes_first(exercise, findings) -> list[Finding]:
 def _work(runs) -> Finding:
     middle = [(runs.mine.in_the_middle, runs.reference)] if runs.mine.middle else []
     return work.finding([(runs.mine, runs.reference), *middle])
-
-
-# The speed ---------------------------------------------------------------------------------------
-
-SPEED = FASTER, "speed", "speed"
-
-
-def _speed(exercise, ended, runs, recorded) -> tuple[stats.Comparison | None, Finding]:
-    """Return the comparison of the pairs, and the finding on the bar for this hardware."""
-    bar = bars.bar(exercise, bars.hardware(runs.reference.setup), runs.arguments)
-    known = runs.reference.start.get("instructions") or ["unknown instructions"]
-    bar = replace(bar, source=bar.source.format(instructions=", ".join(known)))
-    sides = [_of(ended, role) for role in (Role.BEFORE, Role.AFTER)]
-    if not sides[0] and bar.at_least is None:
-        why = f"no gain asked: {bar.source}{recorded}"
-        return None, Finding(*SPEED, State.NOT_ASKED, "not compared", why)
-    for run in sides[0]:
-        if not run.end.completed:
-            return None, _unmeasured(bar, run.entry.name, run.end)
-    before, after = ([run.summary for run in side] for side in sides)
-    try:
-        found = stats.compare(before, after, exercise.same_hardware)
-    except ValueError as error:
-        return None, _too_short(bar, [*before, *after], error)
-    if why := _not_asked(exercise, bar, before, runs, recorded):
-        return found, Finding(*SPEED, State.NOT_ASKED, _speed_text(found), why)
-    return found, _asked(bar, found)
-
-
-def _unmeasured(bar, name, end) -> Finding:
-    """Return the finding for pairs with a run that did not complete."""
-    full = end.how == ending.How.OUT_OF_MEMORY
-    todo = "submit with a smaller -b" if full else "check again"
-    yours = f"{name} ran out of memory" if full else f"{name}: {end.text}"
-    return _without_speed(bar, yours, todo)
-
-
-def _too_short(bar, summaries, error) -> Finding:
-    """Return the finding for pairs that completed without a measured speed."""
-    if short := [s for s in summaries if not s.windows]:
-        steps = short[0].arguments.get("test_nsteps", "its")
-        yours = f"of {steps} steps the first are warm-up, the last is inspected: none is left"
-        return _without_speed(bar, yours, "submit with --test-nsteps 30")
-    return _without_speed(bar, str(error), "check again")
-
-
-def _without_speed(bar, yours, todo) -> Finding:
-    """Return the finding for pairs without a speed: it fails where a bar asks for one."""
-    if bar.at_least is None:
-        return Finding(*SPEED, State.NOT_ASKED, yours, f"no gain asked: {bar.source}")
-    wanted = f"a measured speed: {todo}"
-    return Finding(*SPEED, State.UNMEASURED, yours, wanted, "unmeasured")
-
-
-def _not_asked(exercise, bar, before, runs, recorded) -> str:
-    """Return the reason why the speed is only reported; "" if a bar asks for it."""
-    if fed := _is_fed(exercise, before, runs.reference):
-        return f"no gain asked: {fed}"
-    return f"no gain asked: {bar.source}{recorded}" if bar.at_least is None else ""
-
-
-def _asked(bar, found) -> Finding:
-    """Return the finding on a comparison that a bar asks for.
-
-    An interval that includes the bar leaves it open. A gain does not pass then; where the bar
-    refuses only a loss, nothing is held against the trainer, and the verdict says that its speed
-    was not measured. The next check measures again.
-    """
-    if bar.not_slower:
-        which = FASTER, "speed", "not slower"
-        wanted = f"at most {found.margin:.0%} slower ({bar.source})"
-    else:
-        which = SPEED
-        wanted = (
-            f"at least {bar.at_least:g} times as fast (the bar for this hardware; {bar.source})"
-        )
-    if not found.comparable:
-        yours = "; ".join(found.warnings)
-        return Finding(*which, State.UNMEASURED, yours, "equal settings", "unmeasured")
-    if found.low is None:
-        todo = f"at least {stats.MIN_PAIRS} pairs: check again without pairs={found.pairs}"
-        return Finding(*which, State.UNMEASURED, _speed_text(found), todo, "unmeasured")
-    cleared = bar.is_cleared(found)
-    if cleared is not None:
-        return Finding(*which, cleared, str(found), wanted, "speed")
-    state = State.OPEN if bar.not_slower else State.UNMEASURED
-    return Finding(*which, state, f"not measured; {found}", f"{wanted}; {OPEN}", "open", open=True)
-
-
-def _is_fed(exercise, before, run) -> str:
-    """Return the reason why loading was not the baseline's bottleneck; "" if it was."""
-    waited = min(s.shares["data"] for s in before)
-    loader, start = run.probe.loader, run.start
-    together = (loader.num_workers or 0) + start.get("threads", 1)
-    share_cores = run.setup["device"] == "cpu" and together > start.get("cpu_count", 1)
-    if not exercise.of_files or share_cores or waited > stats.DATA_BOUND:
-        return ""
-    return (
-        f"the baseline runs waited for images for only {waited:.0%} of a step, and no worker "
-        "shared a core with the training"
-    )
-
-
-def _speed_text(found):
-    if found.low is None:
-        return f"{found.ratio:.2f} times as fast in {found.pairs} pair{'s' * (found.pairs > 1)}"
-    return str(found)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dlojz import course, launch
-from dlojz.check import audit, bars, judge
+from dlojz.check import audited, bars, judge
 from dlojz.check.ending import Role
 from dlojz.check.exercise import Exercise
 from dlojz.check.verdict import CheckError
@@ -64,7 +64,7 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
 
 
 def _audited_small(exercise, run):
-    if why := audit.too_large(run):
+    if why := audited.too_large(run):
         yield (
             f"{why}: whole updates were kept and done again of a run with {exercise.small}; of "
             "your job's own model, every step was watched"
@@ -145,12 +145,13 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     if pairs is None:
         bar = bars.bar(exercise, hardware, run.start["arguments"])
         pairs = 0 if bar.at_least is None else stats.MIN_PAIRS
-    large, few = bool(audit.too_large(run)), _few(flags, run)
+    large, few = bool(audited.too_large(run)), _few(flags, run)
     # The trainee's comes early: it is the one whose mistakes show in most rows.
     wish = {"keep": 0, "watch": True} if large else {"keep": UPDATES}
     fresh = begins_otherwise(mine)
     yours = _entry(Role.YOURS, 0, mine, few, reference=Role.SOLUTION, fresh=fresh)
-    entries = [_entry(Role.SOLUTION, 0, solution, few, audit=LEDGER), audited(yours, wish | MIDDLE)]
+    yours = replayed(yours, wish | MIDDLE)
+    entries = [_entry(Role.SOLUTION, 0, solution, few, audit=LEDGER), yours]
     for name, more in exercise.beside.items():
         entries.append(series.Entry(name, solution, [*few, *more], role=Role.BESIDE))
     small = exercise.small.split() if large else []
@@ -197,7 +198,7 @@ def two_epochs(exercise, mine, solution, flags, images: Path, fresh=False) -> li
     usual = _entry(Role.EPOCHS_SOLUTION, 0, solution, own, reference=Role.EPOCHS)
     run = _entry(Role.EPOCHS, 0, mine, own, reference=usual.name, fresh=fresh)
     usual = replace(usual, audit=LEDGER | REWRITTEN, images=str(images))
-    return [usual, audited(run, {"keep": UPDATES} | REWRITTEN, str(images))]
+    return [usual, replayed(run, {"keep": UPDATES} | REWRITTEN, str(images))]
 
 
 def few_images(processes: int = 1) -> Path:
@@ -221,7 +222,7 @@ SHORT = {"short": True}
 TIMED = {"timed": True}
 
 
-def audited(run: series.Entry, wish: dict, images: str = "") -> series.Entry:
+def replayed(run: series.Entry, wish: dict, images: str = "") -> series.Entry:
     """Return a run of the trainee's trainer whose reference replays the updates that it keeps.
 
     images: a folder for both; without one the model's links are not replayed, as in 16 bits their

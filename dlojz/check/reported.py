@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 
 from dlojz.check.exercise import SAME, Finding, State
-from dlojz.check.wording import both
+from dlojz.check.wording import both, number, share
 from dlojz.runs import log
 
 WHICH, HINT = (SAME, "told", "losses and accuracy in the log"), "told"
@@ -17,6 +17,7 @@ RATES, RATE = (
     (SAME, "rates", "learning rates in the log"),
     1e-12,
 )  # a share: a long schedule moves 1e-9 a step
+LOSSES, ROUNDING = "losses", 1e-6  # the key, and the hint; a share that is shown
 LOSS = 1e-3  # a share: sums in float32
 ACCURACY = 0.002  # plus one image: two classes may be equally likely
 
@@ -73,7 +74,7 @@ def _epochs(epochs, met):
     """Yield such tuples for the metrics of each epoch, over all processes."""
     for mode in ("train", "val"):
         batches = [_by_epoch(m.get(mode, []), len(epochs)) for m in met]
-        for number, parts in enumerate(zip(*batches, strict=False)):
+        for epoch, parts in enumerate(zip(*batches, strict=False)):
             observed = [batch for part in parts for batch in part]
             images = sum(n for _, n, _ in observed)
             loss = sum(loss * n for loss, n, _ in observed) / images
@@ -82,11 +83,42 @@ def _epochs(epochs, met):
                 ("loss", loss, LOSS * abs(loss)),
                 ("accuracy", accuracy, ACCURACY + 1 / images),
             ):
-                logged = epochs[number].get(f"{mode}_{name}")
-                yield logged, (value, most), f"{mode} {name}", number
+                logged = epochs[epoch].get(f"{mode}_{name}")
+                yield logged, (value, most), f"{mode} {name}", epoch
 
 
 def _by_epoch(batches, epochs):
     """Return the batches, divided evenly among the epochs."""
     each = len(batches) // max(1, epochs)
     return [batches[i * each : (i + 1) * each] for i in range(epochs)] if each else []
+
+
+def losses(mine: log.Run, reference: log.Run) -> Finding:
+    """Return a finding that shows how far the losses of all steps are from the solution's.
+
+    It fails for NaN alone: from equal updates, the losses of small batches drift apart by rounding.
+    """
+    pairs = list(zip(_losses(mine), _losses(reference), strict=False))
+    which, shown = (SAME, LOSSES, f"losses of all {len(pairs)} steps"), "the updates are judged"
+    if not pairs:
+        return Finding(*which, State.UNMEASURED, "no loss was seen", "see the hint", "audit")
+    for step, (loss, usual) in enumerate(pairs):
+        if not math.isfinite(loss) and math.isfinite(usual):
+            return Finding(*which, False, f"{number(loss)} in step {step}", number(usual), LOSSES)
+    off = [_away(*pair) for pair in pairs]
+    step = max(range(len(off)), key=off.__getitem__)
+    text = "the same, up to rounding"
+    if off[step] > ROUNDING:
+        text = f"up to {share(off[step])} apart, in step {step}"
+    return Finding(*which, State.NOT_ASKED, text, f"{shown}, not these")
+
+
+def _losses(run):
+    """Return the losses that the criterion gave; without them, those that the trainer logged."""
+    seen = run.audit.losses
+    return seen if seen and None not in seen else list(run.steps.loss)
+
+
+def _away(loss, expected):
+    away = abs(loss - expected) / abs(expected)
+    return math.inf if math.isnan(away) else away

@@ -16,7 +16,6 @@ import os
 import sys
 import zlib
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -34,6 +33,7 @@ from dlojz.training import private
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
 from dlojz.watch import calls, changing, readings, store
+from dlojz.watch.watched import Batch, Facts, Watched, folder_of, watched_file
 
 VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
@@ -65,64 +65,10 @@ def wished() -> dict:
     return json.loads(os.environ.get(VARIABLE, "{}"))
 
 
-def folder_of(run: Path) -> Path:
-    """Return the folder that a run's auditor writes to."""
-    return Path(run) / "audit"
-
-
-def watched_file(run: Path, rank: int) -> Path:
-    """Return the file with the record of every step."""
-    return folder_of(run) / f"watched.rank{rank}.pt"
-
-
 def aside():
     """Return a context that marks the auditor's work in a profile, if one is being recorded."""
     recorded = private.is_profiling()
     return torch.profiler.record_function(kinds.ASIDE) if recorded else nullcontext()
-
-
-@dataclass
-class Batch:
-    """The record of a batch, of the training or of a validation; None: not observed."""
-
-    pixels: torch.Tensor | None = None
-    layout: str | None = None  # the images', in the training
-    images: torch.Tensor | None = None  # the number with a gradient
-    logits: torch.Tensor | None = None
-    gradient: torch.Tensor | None = None  # of the logits
-    labels: torch.Tensor | None = None
-    loss: torch.Tensor | None = None
-
-
-@dataclass
-class Facts:
-    """The facts of an update, besides its tensors."""
-
-    update: int
-    scale: torch.Tensor | None = None  # the gradient scaler's
-    grad_scale: torch.Tensor | None = None  # a fused optimizer's divisor
-    found_inf: torch.Tensor | None = None
-    optimizer: str = ""
-    lr: list = field(default_factory=list)  # of each group
-    settings: list = field(default_factory=list)
-    missing: list = field(default_factory=list)  # weights without a gradient
-    evaluating: int = 0  # layers in evaluation mode
-    random: list = field(default_factory=list)  # digests of the generators
-
-
-@dataclass
-class Watched:
-    """An auditor's record of all steps and updates, and the files of whole updates."""
-
-    steps: list[Batch] = field(default_factory=list)
-    updates: list[Facts] = field(default_factory=list)
-    kept: list = field(default_factory=list)
-    files: list = field(default_factory=list)  # the files of `kept`
-    validated: dict | None = None  # the buffers as the last validation began
-    validation: list[Batch] = field(default_factory=list)  # of all epochs
-
-
-torch.serialization.add_safe_globals([Batch, Facts, Watched])
 
 
 class Auditor:
@@ -285,7 +231,7 @@ class Auditor:
         mode = "train" if calls.inner(self._model).training else "val"
         with aside():
             mean = readings.per_image(criterion, loss, len(logits))
-            self._met[mode].append(_met(logits, labels, mean))
+            self._met[mode].append(readings.met(logits, labels, mean))
             batches = self._steps_seen if mode == "train" else self._validation
             if batches and (mode == "val" or loss.requires_grad):
                 batches[-1].loss, batches[-1].labels = mean, labels.detach().clone()
@@ -339,7 +285,7 @@ class Auditor:
         groups = optimizer.param_groups
         facts = Facts(
             update=(self._forwards - 1) // self._accumulate,
-            scale=_scale(self._training),
+            scale=readings.scale(self._training),
             grad_scale=_copy(getattr(optimizer, "grad_scale", None)),
             found_inf=_copy(getattr(optimizer, "found_inf", None)),
             optimizer=readings.kind(optimizer),
@@ -431,7 +377,10 @@ class Auditor:
             records.Audit(
                 images=[int(s.images or 0) for s in steps],
                 losses=[None if s.loss is None else float(s.loss) for s in steps],
-                met={mode: _numbers(batches) for mode, batches in self._met.items()},
+                met={
+                    mode: [list(map(float, b)) for b in batches]
+                    for mode, batches in self._met.items()
+                },
                 same_buffers=self._same_buffers,
                 kept_buffers=all(map(bool, self._unchanged)),
                 same_weights=self._same_weights,
@@ -442,30 +391,12 @@ class Auditor:
         )
 
 
-@torch.no_grad()
-def _met(logits, labels, loss) -> list:
-    """Return a batch's loss, and its numbers of images and of correctly classified ones."""
-    alike = labels.shape == logits.shape[:1]  # else the labels are not class indices
-    right = (logits.argmax(1) == labels).sum() if alike else math.nan
-    return [loss, len(logits), right]
-
-
-def _numbers(batches) -> list:
-    return [[float(value) for value in batch] for batch in batches]
-
-
 def _cuda_generator(device):
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
 def _copy(value):
     return value.detach().clone() if torch.is_tensor(value) else value
-
-
-def _scale(training):
-    """Return the gradient scaler's factor, on its device; None without a scaler."""
-    scaler = readings.scaler(training)
-    return None if scaler is None else _copy(private.scale(scaler))
 
 
 def _copies(tensors) -> dict:

@@ -20,35 +20,31 @@ The probe's hooks are removed when it ends. The others touch no data on the devi
 microseconds, and `torch.compile` leaves them out of its graphs.
 """
 
-import atexit
-import gc
-import math
 import sys
-import zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice
 
 import torch
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 
-from dlojz import idr_torch
 from dlojz.runs import records
-from dlojz.runs.folder import group_file
-from dlojz.training import checkpoint, distributed, models, private, sharding
-from dlojz.training.data import CHECKED_BATCHES, normalize
-from dlojz.watch import auditor, calls, casts, compilation, profile, readings, samples, workload
+from dlojz.training import checkpoint, models, private, sharding
+from dlojz.watch import (
+    auditor,
+    calls,
+    casts,
+    compilation,
+    facts,
+    group,
+    profile,
+    readings,
+    samples,
+    workload,
+)
 from dlojz.watch.stopwatch import Stopwatch
 
 LAYER = "layer in out device in_layout out_layout"  # the keys of a layer's row
 NOTED = 64  # updates of a run to keep rates of
-# The keys of DDP's logging data to keep.
-DDP_FACTS = (
-    *("world_size", "find_unused_parameters", "gradient_as_bucket_view", "broadcast_buffers"),
-    *("static_graph", "comm_hook"),
-)
 # Steps after the probe until compiling is over. On a GPU the first one compiles, the
 # second warms a CUDA graph up, and the third records it.
 COMPILES_IN = {"cpu": 2, "cuda": 3}
@@ -62,27 +58,13 @@ def watch(run, training, loader, args) -> "Witness":
     return Witness(run, training, loader, args)
 
 
-_noted = []  # the folders of the runs watched in this process
-
-
-@atexit.register  # at import, to be called after the trainer's own functions
-def _note_group():
-    """Leave a file if the process is still in its group: the log has its end already."""
-    if distributed.are_joined():
-        for folder in _noted:
-            with suppress(OSError):  # a full disk
-                group_file(folder, idr_torch.rank).touch()
-
-
 class Witness:
     """The hooks and the profiler of one run; the Chronometer announces its last step."""
 
     def __init__(self, run, training, loader, args):
         self._run, self._training, self._loader = run, training, loader
         self._model, self._args = training.model, args
-        distributed.keep_group()
-        if distributed.are_joined():
-            _noted.append(run.folder)
+        group.watch(run)
         steps = min(args.test_nsteps, len(loader)) * args.epochs
         self.last = steps - 1 if args.test and steps > 1 else None
         self._looked_at = None  # the step that is profiled, or was last
@@ -130,7 +112,7 @@ class Witness:
         weights = [p for p in self._model.parameters() if p.requires_grad]
         if weights:
             self._stay.append(weights[0].register_post_accumulate_grad_hook(self._on_gradient))
-        layers = [calls.hook_layer(layer, self._on_layer) for layer in _leaves(self._model)]
+        layers = [calls.hook_layer(layer, self._on_layer) for layer in facts.leaves(self._model)]
         if self._auditor and not self._compiles:  # else it would be compiled again without them
             self._stay += layers
             layers = []
@@ -167,7 +149,7 @@ class Witness:
         else:
             self._note_phase("validation")
         if mode not in self._pixels and not images.is_meta:
-            self._pixels[mode] = _pixels(images)
+            self._pixels[mode] = facts.pixels(images)
         self._inputs[
             mode,
             tuple(images.shape),
@@ -188,9 +170,9 @@ class Witness:
         self._losses[mode, tuple(logits.shape), logits.dtype, labels.device, loss.dtype] += 1
         if self._probe and loss.requires_grad and not self._first:
             self._first = {
-                "labels": _crc(readings.classes(labels)),
-                "logits": _tensor(logits),
-                "loss": _tensor(loss),
+                "labels": facts.crc(readings.classes(labels)),
+                "logits": facts.tensor(logits),
+                "loss": facts.tensor(loss),
             }
             of_mean = len(logits) if readings.sums(criterion) else 1
             loss.register_hook(lambda gradient: self._on_loss_gradient(gradient, of_mean))
@@ -212,7 +194,7 @@ class Witness:
         self._note_rate(optimizer)
         self._canary = casts.Canary(self._device) if casts.enabled(self._device) else None
         self._note_threads()
-        skipped = _found_inf(optimizer)
+        skipped = facts.found_inf(optimizer)
         if skipped is not None:
             self._skipped = self._skipped + skipped  # 0 or 1
         if self._probe and not skipped:
@@ -273,14 +255,14 @@ class Witness:
 
     def _on_gradients(self, optimizer, args, kwargs):
         if self._weights is None:  # the forward pass used them: no update has been made yet
-            self._weights = _checksum(self._parameters)
-        if _found_inf(optimizer):
+            self._weights = facts.checksum(self._parameters)
+        if facts.found_inf(optimizer):
             return
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         self._first["gradients"] = records.Gradients(
-            dtypes=_dtypes(gradients),
+            dtypes=facts.dtypes(gradients),
             missing=sum(p.grad is None for p in self._model.parameters() if p.requires_grad),
-            norm=_norm(gradients, getattr(optimizer, "grad_scale", None)),
+            norm=facts.norm(gradients, getattr(optimizer, "grad_scale", None)),
         )
 
     def _fill_undefined(self, optimizer, args, kwargs):
@@ -312,23 +294,24 @@ class Witness:
         self._run.evidence(
             records.Share(
                 **sharding.share(self._model, states),
-                alive_bytes=_alive_bytes() if _is_sharded(self._model) else None,
+                alive_bytes=facts.alive_bytes() if facts.is_sharded(self._model) else None,
                 again=self._counts["again"],
             )
         )
         self._run.evidence(
             records.Probe(
-                weights=self._weights or digest(self._model),  # without an update: as they are
-                parameters=_parameters(self._model),
-                metrics_devices=_devices(self._training),
-                layers=_rows(self._layers, LAYER),
+                # Without an update: as they are.
+                weights=self._weights or facts.digest(self._model),
+                parameters=facts.parameters(self._model),
+                metrics_devices=facts.devices(self._training),
+                layers=facts.rows(self._layers, LAYER),
                 **self._first,
-                loss_gradient=_value(self._loss_gradient),
-                logits_gradient=_value(self._logits_gradient),
-                optimizer_state=_dtypes(states),
-                states_finite=_finite(states),
-                numerics=_numerics(),
-                loader=_loader(self._loader),
+                loss_gradient=facts.value(self._loss_gradient),
+                logits_gradient=facts.value(self._logits_gradient),
+                optimizer_state=facts.dtypes(states),
+                states_finite=facts.finite(states),
+                numerics=facts.numerics(),
+                loader=facts.loader(self._loader),
                 work=self._work,
                 compiles_in=self._to_compile,
                 batches=self._counts["forward"],
@@ -352,16 +335,16 @@ class Witness:
             return
         events = profile.stop_profiler(self._profiler)
         self._profiler = None
-        seen = profile.summary(events) | _distributed(
+        seen = profile.summary(events) | facts.distributed(
             self._model
         )  # by now DDP has its final buckets
         kind = records.MiddleStep if self._looked_at == self.middle else records.LastStep
-        alive = {"graphs_alive": _graphs_alive(), "batches_alive": self._batches_alive()}
+        alive = {"graphs_alive": facts.graphs_alive(), "batches_alive": self._batches_alive()}
         self._run.evidence(kind(step=self._looked_at, **seen, **alive))
 
     def _batches_alive(self):
         shapes = {entry[1] for entry in self._inputs if entry[0] == "train"}
-        return sum(tuple(t.shape) in shapes for t in _tensors())
+        return sum(tuple(t.shape) in shapes for t in facts.tensors())
 
     def profiled(self, actions):
         """Log the actions of the trainee's profiler in each step, by torch's names."""
@@ -388,212 +371,25 @@ class Witness:
         private.end_workers()
 
     def _whole(self):
-        after = digest(self._model)
+        after = facts.digest(self._model)
         return records.WholeRun(
-            inputs=_rows(self._inputs, "mode shape dtype device layout autocast grad"),
-            val_dtypes=sorted(map(_word, self._val_dtypes)),
-            losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
-            layers=_rows(self._later_layers, LAYER),
-            drawn=self._drawn(),
+            inputs=facts.rows(self._inputs, "mode shape dtype device layout autocast grad"),
+            val_dtypes=sorted(map(facts.word, self._val_dtypes)),
+            losses=facts.rows(self._losses, "mode logits logits_dtype labels_device dtype"),
+            layers=facts.rows(self._later_layers, LAYER),
+            drawn=facts.drawn(self._loader, self._args),
             backward=self._counts["backward"],
             optimizer_steps=self._counts["optimizer_steps"] - int(self._skipped),
             phases={work: sorted(map(str, phases)) for work, phases in self._phases.items()},
             threads=self._threads or None,
             rates=self._rates,
-            scale=self._scale(),
+            scale=facts.scale(self._training),
             stale_casts=int(self._stale),
             weights_changed=self._weights not in (None, after),  # None: no update has begun
             weights_after=after,
-            buffers_after=_checksum(self._model.buffers()),
+            buffers_after=facts.checksum(self._model.buffers()),
             saves=len(checkpoint.saves),
             own_state=next(iter(checkpoint.own_states), None),
             pixels=self._pixels,
-            **self._saved(),
+            **facts.saved(self._model),
         )
-
-    def _saved(self):
-        """Return the facts of the checkpoints, as fields of the run's record."""
-        if not checkpoint.saves:
-            return {}
-        first, last = checkpoint.saves[0], checkpoint.saves[-1]
-        names = not last.names or last.names == list(self._training.model.state_dict())
-        return {
-            "saved_states": first.states,
-            "saved_names": names,
-            "saved_bytes": last.nbytes,
-        }
-
-    def _drawn(self):
-        """Return checksums of the batches of all epochs, as many as each has steps.
-
-        A loop left by `break` has drawn one more.
-        """
-        drawn = getattr(self._loader.batch_sampler, "drawn", None)
-        steps = self._args.test_nsteps if self._args.test else None
-        return drawn and [*chain(*(each[:steps] for each in drawn))][:CHECKED_BATCHES]
-
-    def _scale(self):
-        """Return the gradient scaler's final scale; None if there is none, or it is disabled."""
-        scaler = readings.scaler(self._training)
-        return None if scaler is None else scaler.get_scale()
-
-
-def digest(model) -> str | None:
-    """Return a checksum of all weights, equal for any device and layout; None on the meta device.
-
-    Buffers are left out, because a forward pass changes them.
-    """
-    return _checksum(model.parameters())
-
-
-def _checksum(tensors) -> str | None:
-    total = 0
-    for tensor in tensors:
-        if tensor.is_meta:
-            return None
-        total = _crc(tensor, total)
-    return f"{total:08x}"
-
-
-def _crc(tensor, start=0):
-    if tensor.is_meta:
-        return None
-    flat = sharding.own(tensor.detach()).contiguous().cpu().reshape(-1).view(torch.uint8)
-    return zlib.crc32(flat.numpy(), start)
-
-
-def _pixels(images):
-    images = normalize(images).float()  # in case the model does it
-    found = (f(images, (0, 2, 3)) for f in (torch.mean, torch.std))
-    return [[round(v, 4) for v in values.tolist()] for values in found]
-
-
-def _found_inf(optimizer):
-    """Return whether a fused optimizer skips this update, as a tensor; None for any other one.
-
-    A gradient scaler always calls a fused optimizer, which decides itself.
-    """
-    return getattr(optimizer, "found_inf", None)
-
-
-def _norm(gradients, scale):
-    """Return the gradients' norm, without the factor that a fused optimizer removes itself."""
-    if not gradients:
-        return None
-    # One call takes no mixture, and a trainee's model may mix shards and whole tensors.
-    parts = [[g for g in gradients if isinstance(g, DTensor) == it] for it in (True, False)]
-    norms = [_value(torch.nn.utils.get_total_norm(part)) for part in parts if part]
-    if None in norms:
-        return None
-    return math.hypot(*norms) / (1.0 if scale is None else float(scale))
-
-
-def _value(tensor):
-    if isinstance(tensor, DTensor):  # each process has a part of the norm
-        tensor = tensor.full_tensor()
-    return None if tensor is None or tensor.is_meta else float(tensor)
-
-
-def _word(value):
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    return value if isinstance(value, bool | int | str | tuple | None) else str(value)
-
-
-def _rows(counter, names):
-    return [
-        dict(zip(names.split(), map(_word, key), strict=True)) | {"count": count}
-        for key, count in counter.items()
-    ]
-
-
-def _tensor(tensor):
-    return records.Tensor(_word(tensor.dtype), str(tensor.device))
-
-
-def _finite(tensors):
-    """Return whether all values are finite; None without values, as on the meta device."""
-    there = [t for t in tensors if not t.is_meta]
-    return bool(torch.stack([t.isfinite().all() for t in there]).all()) if there else None
-
-
-def _dtypes(tensors):
-    return dict(Counter(_word(t.dtype) for t in tensors))
-
-
-def _parameters(model):
-    weights = list(model.parameters())
-    return records.Parameters(
-        dtypes=_dtypes(weights),
-        devices=dict(Counter(str(p.device) for p in weights)),
-        layouts=dict(Counter(readings.layout(p) for p in weights)),
-    )
-
-
-def _devices(training):
-    metrics = getattr(training, "metrics", {})
-    each = metrics.values() if hasattr(metrics, "values") else [metrics]  # one for all, or several
-    found = Counter()
-    for metric in each:
-        values = metric.buffers() if isinstance(metric, torch.nn.Module) else [metric]
-        found.update(str(value.device) for value in islice(filter(torch.is_tensor, values), 1))
-    return dict(found)
-
-
-def _numerics():
-    cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
-    on_cpu = cpu.matmul.fp32_precision, cpu.conv.fp32_precision
-    return records.Numerics(
-        matmul_fp32=_float32(cuda.fp32_precision),
-        conv_fp32=_float32(cudnn.conv.fp32_precision),
-        cpu_fp32=[_float32(word) for word in on_cpu],
-        cudnn=cudnn.enabled,
-        cudnn_benchmark=cudnn.benchmark,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-    )
-
-
-def _leaves(model):
-    return [layer for layer in model.modules() if not any(True for _ in layer.children())]
-
-
-def _float32(word):
-    """Return torch's float32 precision; "none", as after `allow_tf32 = False`, is ieee."""
-    return "ieee" if word == "none" else word
-
-
-def _loader(loader):
-    names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
-    return records.Loader(
-        **{name: getattr(loader, name, None) for name in names},
-        resident=getattr(loader.dataset, "resident", None),
-    )
-
-
-def _distributed(model):
-    found = private.ddp_facts(model)
-    facts = {k: found[k] for k in DDP_FACTS if k in found}
-    wrapper = type(model).__name__ if found or isinstance(model, FullyShardedDataParallel) else None
-    return {"wrapper": wrapper} | facts
-
-
-def _is_sharded(model):
-    return any(isinstance(weight, DTensor) for weight in model.parameters())
-
-
-def _tensors():
-    """Return all tensors of this process, without torch.compile's traced ones."""
-    found = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
-    return [t for t in found if not private.has_no_values(t)]
-
-
-def _alive_bytes():
-    """Return the bytes of all tensors of this process; each piece of memory counts once."""
-    whole = (t for t in _tensors() if not isinstance(t, DTensor) and not t.is_meta)
-    storages = (t.untyped_storage() for t in whole if t.layout == torch.strided)
-    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
-
-
-def _graphs_alive():
-    """Return the number of tensors that still hold an autograd graph after the step."""
-    return sum(t.grad_fn is not None for t in _tensors())

@@ -1,5 +1,7 @@
 """Readings of the parts of a training: its model, its criterion, its optimizer."""
 
+import math
+
 import torch
 
 from dlojz.training import checkpoint, private
@@ -88,6 +90,20 @@ def scaler(training):
             if isinstance(held, torch.amp.GradScaler) and held.is_enabled():
                 return held
     return None
+
+
+def scale(training):
+    """Return a copy of the gradient scaler's factor, on its device; None without a scaler."""
+    found = scaler(training)
+    return None if found is None else private.scale(found).detach().clone()
+
+
+@torch.no_grad()
+def met(logits, labels, loss) -> list:
+    """Return a batch's loss, and its numbers of images and of correctly classified ones."""
+    alike = labels.shape == logits.shape[:1]  # else the labels are not class indices
+    right = (logits.argmax(1) == labels).sum() if alike else math.nan
+    return [loss, len(logits), right]
 
 
 def states_of(optimizer) -> tuple[str, ...]:

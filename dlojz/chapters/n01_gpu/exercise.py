@@ -42,7 +42,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     return [
         finding("device", "device", [mine.setup.get("device")], "device"),
         finding("weights", "weights", mine.probe.parameters.devices, _why(mine, kind)),
-        like(MECHANISM, "moved", f"weights that move{where}", mine, reference, _moved, "unmoved"),
+        _moves(runs, mine, reference, where),
         finding("images", "images in training", [i["device"] for i in train], "batch"),
         _if_seen(finding("labels", "labels in training", labels[0], "batch")),
         finding("val-images", "images in validation", [i["device"] for i in val], left),
@@ -59,11 +59,17 @@ def _why(mine, kind) -> str:
     return "model" if any(str(device).startswith(kind) for device in moved) else "nothing-moved"
 
 
-def _moved(run):
-    """Return the number of weights with a momentum: a copy on the meta device has others."""
-    if not run.whole.optimizer_steps:  # it crashed earlier
-        return Unseen.UNKNOWN
-    return sum(run.probe.optimizer_state.values())
+def _moves(runs, mine, reference, where):
+    """Return a finding on the weights with a momentum: a copy on the meta device has others.
+
+    An optimizer without momenta, whose weights change, is another mistake.
+    """
+    without = runs.mine.whole.weights_changed and not runs.mine.probe.optimizer_state
+    yours, usual = (sum(run.probe.optimizer_state.values()) for run in (mine, reference))
+    crashed = not mine.whole.optimizer_steps
+    text, asked = Unseen.UNKNOWN if crashed else str(yours), f"at least {usual}"
+    ok = not crashed and (without or yours >= usual)
+    return Finding(MECHANISM, "moved", f"weights that move{where}", ok, text, asked, "unmoved")
 
 
 def _if_seen(found: Finding) -> Finding:
