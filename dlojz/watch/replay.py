@@ -64,7 +64,9 @@ def main():
     for file in map(Path, pair[0].files):
         state = store.load(file)
         if last:
-            touched += store.touched(last[1], state)
+            # An update that was not kept, as one of a model in evaluation mode, is no touch.
+            follows = state["facts"].update == last[1]["facts"].update + 1
+            touched += store.touched(last[1], state) if follows else []
             store.drop(last[0])
         if not _had_to_skip(state):
             noisy = sum(u.gradients_noise is not None for u in updates) < NOISY
@@ -95,7 +97,7 @@ def _all_the_same(kept: list[int]):
 
 
 class Replay(Solution):
-    """The solution's training, which can be put into any kept state."""
+    """The updates of a run, each done again with the solution from the state that it began with."""
 
     def update(self, state, steps, noisy: bool) -> records.Update:
         """Return the distance of a trainee's update from the solution's, link by link.
