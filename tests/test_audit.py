@@ -373,6 +373,9 @@ def test_a_single_bias_without_a_gradient_is_seen_however_small():
     assert found["gradients"] < 1e-6
     assert found["gradients_tensor"] == distances.GONE
     assert distances.gradients(there, there)["gradients_tensor"] == 0
+    dead = {"w": torch.zeros(2)}  # of a model whose activations are all 0
+    assert distances.gradients(dead, dead)["gradients"] == 0
+    assert distances.gradients({"w": torch.ones(2)}, dead)["gradients"] == math.inf
 
 
 class AtAKink(replay.Replay):

@@ -19,7 +19,7 @@ from dlojz.runs import log, records, stats
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds
 from dlojz.training.data import normalize
-from dlojz.watch import auditor, evidence, facts, group, profile, readings
+from dlojz.watch import auditor, evidence, group, inventory, profile, readings
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
 BF16 = ("--precision", "bf16")
@@ -37,7 +37,7 @@ def seen(tmp_path, train):
 
 
 def test_a_float32_run(seen):
-    others = facts.graphs_alive()  # of earlier tests in this process
+    others = inventory.graphs_alive()  # of earlier tests in this process
     run = seen("01")
     probe, last, whole = run.probe, run.last, run.whole
     assert probe.parameters.dtypes == {"float32": 62}
@@ -189,9 +189,9 @@ def test_the_older_switches_of_tf32_count_too(allowed, expected):
     """In a process of its own: torch does not let both kinds be mixed."""
     code = f"""
 import torch
-from dlojz.watch import facts
+from dlojz.watch import inventory
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {allowed}
-seen = facts.numerics()
+seen = inventory.numerics()
 print(seen.matmul_fp32, seen.conv_fp32)"""
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == expected
 
@@ -219,12 +219,12 @@ def test_a_sliced_tensor_has_another_layout():
 
 def test_a_checksum_ignores_the_layout_and_sees_one_bit():
     model = torch.nn.Conv2d(4, 8, 3)
-    before = facts.digest(model)
-    assert facts.digest(model.to(memory_format=torch.channels_last)) == before
+    before = inventory.digest(model)
+    assert inventory.digest(model.to(memory_format=torch.channels_last)) == before
     with torch.no_grad():
         model.bias[0] += 1e-3
-    assert facts.digest(model) != before
-    assert facts.digest(torch.nn.Conv2d(4, 8, 3, device="meta")) is None
+    assert inventory.digest(model) != before
+    assert inventory.digest(torch.nn.Conv2d(4, 8, 3, device="meta")) is None
 
 
 class Log:
@@ -470,11 +470,11 @@ def test_a_device_that_fails_before_the_probe_ends_leaves_the_log_its_end(tmp_pa
 
 
 def test_a_graph_that_is_kept_is_found():
-    before = facts.graphs_alive()
+    before = inventory.graphs_alive()
     kept = (torch.ones(3, requires_grad=True) * 2).sum()
-    assert facts.graphs_alive() == before + 2 or facts.graphs_alive() == before + 1
+    assert inventory.graphs_alive() == before + 2 or inventory.graphs_alive() == before + 1
     del kept
-    assert facts.graphs_alive() == before
+    assert inventory.graphs_alive() == before
 
 
 def test_metrics_may_be_one_module_or_several_or_tensors():
@@ -485,8 +485,8 @@ def test_metrics_may_be_one_module_or_several_or_tensors():
 
     several = torch.nn.ModuleDict({"loss": Sums(), "accuracy": Sums()})
     for metrics, count in ((Sums(), 1), (several, 2), ({"loss": torch.zeros(1)}, 1)):
-        assert facts.devices(SimpleNamespace(metrics=metrics)) == {"cpu": count}
-    assert facts.devices(SimpleNamespace()) == {}
+        assert inventory.devices(SimpleNamespace(metrics=metrics)) == {"cpu": count}
+    assert inventory.devices(SimpleNamespace()) == {}
 
 
 def test_batches_that_are_kept_are_counted():
@@ -608,13 +608,13 @@ def test_on_a_processor_communication_is_timed_on_the_host():
 
 def test_a_model_may_normalize_its_images_itself():
     raw = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
-    assert facts.pixels(raw) == facts.pixels(normalize(raw))
+    assert inventory.pixels(raw) == inventory.pixels(normalize(raw))
 
 
 def test_labels_may_be_probabilities_and_metrics_have_any_buffers():
     labels = torch.tensor([3, 1])
     soft = torch.nn.functional.one_hot(labels, 4) * 0.9 + 0.025
-    assert facts.crc(readings.classes(soft)) == facts.crc(labels)
+    assert inventory.crc(readings.classes(soft)) == inventory.crc(labels)
 
     class Own(torch.nn.Module):
         def __init__(self):
@@ -624,7 +624,7 @@ def test_labels_may_be_probabilities_and_metrics_have_any_buffers():
 
     parts = SimpleNamespace(metrics=torch.nn.ModuleDict({"own": Own(), "none": torch.nn.Module()}))
     parts.metrics["another"] = Own()
-    assert facts.devices(parts) == {"cpu": 2}
+    assert inventory.devices(parts) == {"cpu": 2}
 
 
 def test_the_dtype_of_a_validation_is_not_that_of_the_training(edited):

@@ -84,7 +84,7 @@ def gradients(mine, solution) -> dict:
             if not apart <= worst:
                 worst, where = apart, name
     return {
-        "gradients": off / whole if whole else math.inf,
+        "gradients": off / whole if whole else math.inf if off else 0.0,  # a model may be dead
         "gradients_tensor": worst,
         "gradients_worst": where,
         "missing": sorted(solution.keys() - mine.keys()),

@@ -34,8 +34,8 @@ from dlojz.watch import (
     calls,
     casts,
     compilation,
-    facts,
     group,
+    inventory,
     profile,
     readings,
     samples,
@@ -112,7 +112,9 @@ class Witness:
         weights = [p for p in self._model.parameters() if p.requires_grad]
         if weights:
             self._stay.append(weights[0].register_post_accumulate_grad_hook(self._on_gradient))
-        layers = [calls.hook_layer(layer, self._on_layer) for layer in facts.leaves(self._model)]
+        layers = [
+            calls.hook_layer(layer, self._on_layer) for layer in inventory.leaves(self._model)
+        ]
         if self._auditor and not self._compiles:  # else it would be compiled again without them
             self._stay += layers
             layers = []
@@ -149,7 +151,7 @@ class Witness:
         else:
             self._note_phase("validation")
         if mode not in self._pixels and not images.is_meta:
-            self._pixels[mode] = facts.pixels(images)
+            self._pixels[mode] = inventory.pixels(images)
         self._inputs[
             mode,
             tuple(images.shape),
@@ -170,9 +172,9 @@ class Witness:
         self._losses[mode, tuple(logits.shape), logits.dtype, labels.device, loss.dtype] += 1
         if self._probe and loss.requires_grad and not self._first:
             self._first = {
-                "labels": facts.crc(readings.classes(labels)),
-                "logits": facts.tensor(logits),
-                "loss": facts.tensor(loss),
+                "labels": inventory.crc(readings.classes(labels)),
+                "logits": inventory.tensor(logits),
+                "loss": inventory.tensor(loss),
             }
             of_mean = len(logits) if readings.sums(criterion) else 1
             loss.register_hook(lambda gradient: self._on_loss_gradient(gradient, of_mean))
@@ -194,7 +196,7 @@ class Witness:
         self._note_rate(optimizer)
         self._canary = casts.Canary(self._device) if casts.enabled(self._device) else None
         self._note_threads()
-        skipped = facts.found_inf(optimizer)
+        skipped = inventory.found_inf(optimizer)
         if skipped is not None:
             self._skipped = self._skipped + skipped  # 0 or 1
         if self._probe and not skipped:
@@ -255,14 +257,14 @@ class Witness:
 
     def _on_gradients(self, optimizer, args, kwargs):
         if self._weights is None:  # the forward pass used them: no update has been made yet
-            self._weights = facts.checksum(self._parameters)
-        if facts.found_inf(optimizer):
+            self._weights = inventory.checksum(self._parameters)
+        if inventory.found_inf(optimizer):
             return
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         self._first["gradients"] = records.Gradients(
-            dtypes=facts.dtypes(gradients),
+            dtypes=inventory.dtypes(gradients),
             missing=sum(p.grad is None for p in self._model.parameters() if p.requires_grad),
-            norm=facts.norm(gradients, getattr(optimizer, "grad_scale", None)),
+            norm=inventory.norm(gradients, getattr(optimizer, "grad_scale", None)),
         )
 
     def _fill_undefined(self, optimizer, args, kwargs):
@@ -294,24 +296,24 @@ class Witness:
         self._run.evidence(
             records.Share(
                 **sharding.share(self._model, states),
-                alive_bytes=facts.alive_bytes() if facts.is_sharded(self._model) else None,
+                alive_bytes=inventory.alive_bytes() if inventory.is_sharded(self._model) else None,
                 again=self._counts["again"],
             )
         )
         self._run.evidence(
             records.Probe(
                 # Without an update: as they are.
-                weights=self._weights or facts.digest(self._model),
-                parameters=facts.parameters(self._model),
-                metrics_devices=facts.devices(self._training),
-                layers=facts.rows(self._layers, LAYER),
+                weights=self._weights or inventory.digest(self._model),
+                parameters=inventory.parameters(self._model),
+                metrics_devices=inventory.devices(self._training),
+                layers=inventory.rows(self._layers, LAYER),
                 **self._first,
-                loss_gradient=facts.value(self._loss_gradient),
-                logits_gradient=facts.value(self._logits_gradient),
-                optimizer_state=facts.dtypes(states),
-                states_finite=facts.finite(states),
-                numerics=facts.numerics(),
-                loader=facts.loader(self._loader),
+                loss_gradient=inventory.value(self._loss_gradient),
+                logits_gradient=inventory.value(self._logits_gradient),
+                optimizer_state=inventory.dtypes(states),
+                states_finite=inventory.finite(states),
+                numerics=inventory.numerics(),
+                loader=inventory.loader(self._loader),
                 work=self._work,
                 compiles_in=self._to_compile,
                 batches=self._counts["forward"],
@@ -335,16 +337,16 @@ class Witness:
             return
         events = profile.stop_profiler(self._profiler)
         self._profiler = None
-        seen = profile.summary(events) | facts.distributed(
+        seen = profile.summary(events) | inventory.distributed(
             self._model
         )  # by now DDP has its final buckets
         kind = records.MiddleStep if self._looked_at == self.middle else records.LastStep
-        alive = {"graphs_alive": facts.graphs_alive(), "batches_alive": self._batches_alive()}
+        alive = {"graphs_alive": inventory.graphs_alive(), "batches_alive": self._batches_alive()}
         self._run.evidence(kind(step=self._looked_at, **seen, **alive))
 
     def _batches_alive(self):
         shapes = {entry[1] for entry in self._inputs if entry[0] == "train"}
-        return sum(tuple(t.shape) in shapes for t in facts.tensors())
+        return sum(tuple(t.shape) in shapes for t in inventory.tensors())
 
     def profiled(self, actions):
         """Log the actions of the trainee's profiler in each step, by torch's names."""
@@ -371,25 +373,25 @@ class Witness:
         private.end_workers()
 
     def _whole(self):
-        after = facts.digest(self._model)
+        after = inventory.digest(self._model)
         return records.WholeRun(
-            inputs=facts.rows(self._inputs, "mode shape dtype device layout autocast grad"),
-            val_dtypes=sorted(map(facts.word, self._val_dtypes)),
-            losses=facts.rows(self._losses, "mode logits logits_dtype labels_device dtype"),
-            layers=facts.rows(self._later_layers, LAYER),
-            drawn=facts.drawn(self._loader, self._args),
+            inputs=inventory.rows(self._inputs, "mode shape dtype device layout autocast grad"),
+            val_dtypes=sorted(map(inventory.word, self._val_dtypes)),
+            losses=inventory.rows(self._losses, "mode logits logits_dtype labels_device dtype"),
+            layers=inventory.rows(self._later_layers, LAYER),
+            drawn=inventory.drawn(self._loader, self._args),
             backward=self._counts["backward"],
             optimizer_steps=self._counts["optimizer_steps"] - int(self._skipped),
             phases={work: sorted(map(str, phases)) for work, phases in self._phases.items()},
             threads=self._threads or None,
             rates=self._rates,
-            scale=facts.scale(self._training),
+            scale=inventory.scale(self._training),
             stale_casts=int(self._stale),
             weights_changed=self._weights not in (None, after),  # None: no update has begun
             weights_after=after,
-            buffers_after=facts.checksum(self._model.buffers()),
+            buffers_after=inventory.checksum(self._model.buffers()),
             saves=len(checkpoint.saves),
             own_state=next(iter(checkpoint.own_states), None),
             pixels=self._pixels,
-            **facts.saved(self._model),
+            **inventory.saved(self._model),
         )
