@@ -40,7 +40,6 @@ def without(monkeypatch):
         ("is_compiled", (MODEL,), False),
         ("compile_counters", (), {}),
         ("on_compilations", (print, print), None),
-        ("draw_as_eager", (), None),
         ("copies", (ONES,), ONES),
         ("norms", ([torch.ones(4)],), [torch.tensor(2.0)]),
         ("is_profiling", (), False),

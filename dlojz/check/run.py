@@ -166,8 +166,8 @@ def limited(entry: series.Entry, plan: Plan) -> series.Entry:
     """Return an entry with a time limit, far above the job's time, for it and its replay.
 
     If a process leaves out a collective, the others wait for it without an error. The limit is
-    generous: the step before may take longer on a processor, and the job's compiled code may not be
-    in the cache for its check, because an auditor has Inductor draw random numbers differently.
+    generous: the step before may take longer on a processor, and compiled code may have left the
+    cache.
     """
     if not entry.role.mine:
         return entry

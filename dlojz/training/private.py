@@ -218,16 +218,6 @@ def empty_compile_cache(folder: str):
     return named("torch._inductor.utils:fresh_cache", "dlojz worth")(dir=folder, delete=False)
 
 
-@otherwise(lambda: None)
-def draw_as_eager():
-    """Make compiled code draw the random numbers that eager code would.
-
-    Without it the check of a compiled run with dropout may not repeat its updates.
-    """
-    named("torch._inductor.config:fallback_random", "the replay of compiled dropout")
-    importlib.import_module("torch._inductor.config").fallback_random = True
-
-
 # Many tensors in one call ------------------------------------------------------------------------
 
 

@@ -51,8 +51,6 @@ def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
     wish = wished()
     if "keep" not in wish:
         return None
-    # Inductor would draw other random numbers, for a dropout, than the solution's replay.
-    private.draw_as_eager()
     return Auditor(run, training, args, witness, steps, wish, loader)
 
 
