@@ -37,7 +37,6 @@ NEED = {
         "tf32": {"enabled"},
     },
     "06_ddp": {"accumulates": {"accumulate", "deal", "mean", "schedule", "no-sync"}},
-    "09_compile": {"not-compiled": {"not-asked", "mode"}},
     "11_fsdp": {
         "two-batches": {"clip", "no-sync", "all-write", "accumulate", "goes-on", "shard"},
         "copies": {"not-asked"},
@@ -69,7 +68,7 @@ TWO_EPOCHS = {
     "04_profiler": {"always", "not-there"},
     "05_dataloader": {"validation"},
     "06_ddp": {"epoch", "one-writer", "gather", "train-mode", "names"},
-    "09_compile": {"backends"},
+    "09_compile": {"backends", "not-asked", "mode"},
 }
 
 
@@ -83,7 +82,7 @@ def entries(step, prefix, trainer, flags, expect):
     if expect in TWO_EPOCHS.get(step, ()):
         found.append(replace(epochs, replay=None))
     for extra in exercises.find(step).extras(False):
-        if expect in NEED[step][extra.name]:
+        if expect in NEED.get(step, {}).get(extra.name, ()):
             found.append(plan.short(extra, trainer))
     return [replace(e, name=f"{prefix}{e.name.removeprefix(prefix)}") for e in found]
 

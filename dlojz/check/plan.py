@@ -185,7 +185,7 @@ def short(extra, trainer, of_solution: bool = False) -> series.Entry:
     if of_solution:
         own, usual = usual, own
     role = Role.EXTRA_SOLUTION if of_solution else Role.EXTRA
-    run = series.Entry(own, trainer, extra.flags, extra.rehearse, SHORT)
+    run = series.Entry(own, trainer, extra.flags, extra.rehearse)
     return replace(run, role=role, reference=usual)
 
 
@@ -218,7 +218,6 @@ def few_images(processes: int = 1) -> Path:
 LEDGER = {"keep": 0}  # for the solution's auditor: keep every step, but no update
 MIDDLE = {"middle": True}  # profile one more step
 REWRITTEN = {"rewritten": True}  # change the image files after their first epoch
-SHORT = {"short": True}
 TIMED = {"timed": True}
 
 

@@ -57,8 +57,7 @@ def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
 def wished() -> dict:
     """Return the wishes in $DLOJZ_AUDIT; {} if it is not set.
 
-    Besides an auditor's, see `begin`: timed, for a stopwatch; short, in a run with other flags
-    than the job's; replays, the links of a replay.
+    Besides an auditor's, see `begin`: timed, for a stopwatch; replays, the links of a replay.
     """
     return json.loads(os.environ.get(VARIABLE, "{}"))
 

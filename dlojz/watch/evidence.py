@@ -361,7 +361,7 @@ class Witness:
             self._end_probe()
             self._run.evidence(self._whole())
             compiled = self._compilations.seen()
-            if "short" in auditor.wished() and "--compile" in sys.argv and not self._compiles:
+            if "rewritten" in auditor.wished() and "--compile" in sys.argv and not self._compiles:
                 compiled = replace(compiled, words=compilation.words(self._model, self._args))
             if compiled != records.Compilation():
                 self._run.evidence(compiled)

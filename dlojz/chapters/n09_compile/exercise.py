@@ -6,12 +6,12 @@ import statistics
 from dlojz.chapters.n09_compile.breakeven import BreakEven
 from dlojz.check.bars import CPU, FUSED, HOPPER, LARGE, Bar
 from dlojz.check.common import alike, flag, like, no_brake
+from dlojz.check.ending import Role
 from dlojz.check.exercise import (
     FASTER,
     MECHANISM,
     WORK_FIRST,
     Exercise,
-    Extra,
     Finding,
     Runs,
     State,
@@ -20,11 +20,7 @@ from dlojz.check.exercise import (
 )
 from dlojz.runs import derived, log
 
-OTHERWISE = "not-compiled"
-SMALL = (
-    "--test --data synthetic --model squeezenet1_1 --image-size 32 -b 8 --test-nsteps 2 "
-    "--precision tf32 --compile off"
-)
+OTHERWISE = Role.EPOCHS
 # In Dynamo's reasons, for the disabled hooks of the check itself, if the trainer compiles the
 # function that calls the model.
 LIMIT, NO_BREAK = re.compile("recompile limit"), re.compile("recompile limit|compiler.disable")
@@ -142,11 +138,6 @@ def _off(mine, reference):
     return rows
 
 
-def extras(on_gpu: bool) -> list[Extra]:
-    """Return a short run without a compiler."""
-    return [Extra(OTHERWISE, tuple(SMALL.split()))]
-
-
 def price(timed: Timed) -> list[Finding]:
     """Return the break-even step, which is reported and never fails."""
     which = FASTER, "break-even", "break-even", State.NOT_ASKED
@@ -177,11 +168,10 @@ EXERCISE = Exercise(
         ),
         Bar(CPU, None, "on a processor a compiler gains little; the notebook measures it"),
     ),
-    extras=extras,
-    # A backend that compiles in a moment; the notebook's job on a GPU asks for a mode.
-    epochs="--precision fp32 --compile aot_eager",
+    # The updates of a compiled model are the compiler's; the trainer is asked for its words.
+    epochs="--precision fp32 --compile off",
     first_hints=WORK_FIRST,
-    small="--model squeezenet1_1 --image-size 32 -b 8",
+    small="--model squeezenet1_1",
     price=price,
     errors=(
         (r"unrecognized arguments: .*--compile", "flag"),
