@@ -14,8 +14,7 @@ from dlojz.course import presets
 from dlojz.launch import series
 
 CHECK_FILE = "check.json"  # in a job's folder: the check that it belongs to
-# The sources on which a run's log depends: runs of another version are not reused.
-# The code that measures; a run that older code has measured is made again.
+# The code that measures: a run that older code has measured is made again.
 ROOMS = ("jobs", "machine", "runs", "traces", "training", "watch")
 MEASURING = (
     "course/__init__.py",

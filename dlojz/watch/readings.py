@@ -6,13 +6,6 @@ import torch
 
 from dlojz.training import checkpoint, private
 
-# The tensors of an optimizer's state that have the shape of the weight.
-STATES = {"Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq")}
-
-
-MOMENTUM = ("momentum_buffer",)
-
-
 NAMED = ("params", "param_names")  # the weights, and their names if the trainer gave them
 
 
@@ -104,11 +97,6 @@ def met(logits, labels, loss) -> list:
     alike = labels.shape == logits.shape[:1]  # else the labels are not class indices
     right = (logits.argmax(1) == labels).sum() if alike else math.nan
     return [loss, len(logits), right]
-
-
-def states_of(optimizer) -> tuple[str, ...]:
-    """Return the names of an optimizer's tensors that are checked in every update."""
-    return STATES.get(kind(optimizer), MOMENTUM)
 
 
 def kind(optimizer) -> str:

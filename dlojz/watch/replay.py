@@ -120,8 +120,6 @@ class Replay(Solution):
             return {}
         if noisy and (other := self._step(state, batches, moved=(ROUNDING, number))):
             noise = distances.noise(solved, other)
-            if self._may_differ and (other := self._without_cudnn(state, batches)):
-                noise = {k: max(v, noise[k]) for k, v in distances.noise(solved, other).items()}
             self._noises.append(noise)
         return {
             **self._nearest(state, batches, solved),
@@ -187,29 +185,6 @@ class Replay(Solution):
         if here is None or first is None:
             return None
         return 0.0 if here is first else distances.buffers(here, first)
-
-    @property
-    def _may_differ(self) -> bool:
-        """Return whether the trainee's run may have used other kernels on a GPU, in float32.
-
-        The autotuner chooses in each run, and compiled code has another batch normalization than
-        cuDNN's.
-        """
-        chosen = torch.backends.cudnn.benchmark or getattr(self.args, "compile", "off") != "off"
-        return chosen and self.device.type == "cuda"
-
-    def _without_cudnn(self, state, batches) -> dict | None:
-        """Return a step with PyTorch's own convolutions and batch normalization.
-
-        None: it lacks a kernel or the memory.
-        """
-        before, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
-        try:
-            return self._step(state, batches)
-        except RuntimeError:
-            return None
-        finally:
-            torch.backends.cudnn.enabled = before
 
     def _optimizer(self, state) -> dict:
         """Return the distance of the trainee's weights and momenta from the solution's.
