@@ -31,7 +31,7 @@ def test_each_training_has_a_log_and_a_failure_ends_only_itself(course_folder):
     folders = series.folders(job)
     codes = {name: (folder / "exit_code").read_text().strip() for name, folder in folders.items()}
     assert codes == {"first": "0", "wrong": "1", "last": "0"}
-    assert series.finished(job) == 3
+    assert series.unfinished(job) == []
     assert [name for name, _ in series.as_they_end(job)] == ["first", "wrong", "last"]
     (folders["last"] / "exit_code").unlink()  # as if the job had been killed before its end
     with pytest.raises(RuntimeError, match="ended before last"):
@@ -43,6 +43,36 @@ def test_each_training_has_a_log_and_a_failure_ends_only_itself(course_folder):
     assert first.start["pid"] != last.start["pid"]
     assert "planted" in (folders["wrong"] / "stderr.txt").read_text()
     assert (job.directory / "note.txt").read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_small_runs_go_on_beside_others_and_the_rest_waits_for_both(script, processes):
+    """Each of the first two waits for a file that the other one writes, then for a slow one."""
+    meets = script(
+        """
+import sys, time
+from pathlib import Path
+from dlojz import idr_torch
+mine, theirs, wait_s = sys.argv[1:]
+Path(f"{mine}{idr_torch.rank}").touch()
+while not Path(f"{theirs}{idr_torch.rank}").exists():
+    time.sleep(0.01)
+time.sleep(float(wait_s))
+print(time.time())
+""",
+        "meets.py",
+    )
+    last = script("import time; print(time.time())", "last.py")
+    large = series.Entry("large", meets, ["{job}/large", "{job}/small", "0"])
+    small = series.Entry("small", meets, ["{job}/small", "{job}/large", "1"], aside=True)
+    job = series.submit(
+        [large, small, series.Entry("last", last, [])], Request(name="three", n_gpu=processes)
+    )
+    assert job.wait(60) == launch.State.COMPLETED, job.explain()
+    folders = series.folders(job)
+    assert all((folder / "exit_code").read_text() == "0\n" for folder in folders.values())
+    at = {name: (folder / "stdout.txt").read_text().split() for name, folder in folders.items()}
+    assert max(map(float, at["small"])) < min(map(float, at["last"]))
 
 
 STANDS = """

@@ -1,5 +1,7 @@
 """The program of a job that does several runs, one after the other: see `launch.series`.
 
+Those that are small go on beside the others, and all runs after the last of these are alone.
+
 Each run is a process of its own, forked from one that has already imported torch, so that it does
 not spend seconds on imports. A fresh one begins as Python does: the environment that a trainer sets
 before it imports torch acts there, too. A run that fails, or runs out of memory, does not end the
@@ -36,7 +38,30 @@ def main():
     os.environ["DLOJZ_TREE"] = str(os.getppid())  # a run's parent has one of its processes only
     forks.prepare()  # here, once, for all of them
     processes.adopt_orphans()
-    for entry in json.loads((job / PLAN).read_bytes()):
+    plan = json.loads((job / PLAN).read_bytes())
+    together = 1 + max((i for i, entry in enumerate(plan) if entry["aside"]), default=-1)
+    if together:
+        lanes = ([e for e in plan[:together] if e["aside"] == aside] for aside in (False, True))
+        for lane in [_fork(job, entries) for entries in lanes]:
+            if os.waitpid(lane, 0)[1]:
+                sys.exit("some runs of the series could not be begun")
+    _go_through(job, plan[together:])
+
+
+def _fork(job, entries) -> int:
+    """Go through these entries in a fork; return its number."""
+    child = os.fork()
+    if child == 0:
+        processes.end_with_parent(signal.SIGKILL)
+        processes.adopt_orphans()
+        _go_through(job, entries)
+        sys.exit(forks.leave_with(0))
+    return child
+
+
+def _go_through(job, entries):
+    """Make these runs, one after the other."""
+    for entry in entries:
         folder = job / entry["name"]
         if (folder / "exit_code").exists():  # done before the job was requeued
             continue

@@ -1,5 +1,7 @@
 """Series: several runs one after the other in one job, on the same devices in the same hour.
 
+Small ones may go on beside others. The runs after the last of these are alone, for their timing.
+
     entries = [Entry("before-1", solution, flags), Entry("after-1", mine, flags)]
     job = series.submit(entries, Request(name="pair"))
     series.folders(job)         # {"before-1": runs/0007/before-1, ...}: each with a log of its own
@@ -37,6 +39,7 @@ class Entry:
     environment: Mapping[str, str] = field(default_factory=dict)  # beside that of the job
     fresh: bool = False  # a process of its own from the start, as a job's: it imports torch itself
     images: str = ""  # a folder of images, to be copied into the run's as IMAGES while it runs
+    aside: bool = False  # small: it goes on beside those that are not
     most_s: float | None = None  # after these it is ended, and its stderr says where it stood
     # What the run is for, which of several, and the name of the run that it is compared with.
     role: str = ""
@@ -81,9 +84,9 @@ def folders(job: Job) -> dict[str, Path]:
     return {entry.name: job.directory / entry.name for entry in entries(job)}
 
 
-def finished(job: Job) -> int:
-    """Return the number of runs of the series that have ended, successful or not."""
-    return sum((folder / "exit_code").exists() for folder in folders(job).values())
+def unfinished(job: Job) -> list[str]:
+    """Return the names of the runs of the series that have not ended, in order."""
+    return [name for name, folder in folders(job).items() if not (folder / "exit_code").exists()]
 
 
 def as_they_end(job: Job) -> Iterator[tuple[str, Path]]:
