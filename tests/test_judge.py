@@ -102,7 +102,7 @@ def test_an_interval_that_includes_the_bar_is_open_and_no_green_tick(
 def test_a_single_pair_clears_no_bar(bar):
     found = gain.asked(bar, stats.Comparison(3.0, None, None, 0.03, 1, ""))
     assert found.state == UNMEASURED
-    assert "at least 6 pairs" in found.expected
+    assert "at least 3 pairs" in found.expected
 
 
 @pytest.mark.parametrize(

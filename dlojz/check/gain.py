@@ -25,7 +25,7 @@ def compared(exercise, ended, runs, recorded) -> tuple[stats.Comparison | None, 
             return None, _unmeasured(bar, run.entry.name, run.end)
     before, after = ([run.summary for run in side] for side in sides)
     try:
-        found = stats.compare(before, after, exercise.same_hardware)
+        found = stats.compare(before, after, exercise.same_hardware, least=stats.EARLY_PAIRS)
     except ValueError as error:
         return None, _too_short(bar, [*before, *after], error)
     if why := _not_asked(exercise, bar, before, runs, recorded):
@@ -84,7 +84,7 @@ def asked(bar, found) -> Finding:
         yours = "; ".join(found.warnings)
         return Finding(*which, State.UNMEASURED, yours, "equal settings", "unmeasured")
     if found.low is None:
-        todo = f"at least {stats.MIN_PAIRS} pairs: check again without pairs={found.pairs}"
+        todo = f"at least {stats.EARLY_PAIRS} pairs: check again without pairs={found.pairs}"
         return Finding(*which, State.UNMEASURED, _speed_text(found), todo, "unmeasured")
     cleared = bar.is_cleared(found)
     if cleared is not None:

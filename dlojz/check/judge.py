@@ -173,7 +173,7 @@ def _timed(ended, comparison, job) -> Timed:
 def _tells(caution, pairs, exercise):
     if caution.kind == stats.Caution.DATA_BOUND:
         return not exercise.of_files
-    return pairs >= stats.MIN_PAIRS or caution.kind == stats.Caution.NOT_COMPARABLE
+    return pairs >= stats.EARLY_PAIRS or caution.kind == stats.Caution.NOT_COMPARABLE
 
 
 def _pairs(ended) -> list[tuple[EndedRun, EndedRun]]:

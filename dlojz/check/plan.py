@@ -25,6 +25,8 @@ LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 UPDATES = 12  # of an audited run, all of which are done again with the solution
 # Images for one process, which has 6 batches of an epoch: the last is smaller, and large enough for
 # batch normalization.
+# A small run goes on beside others if a job leaves this share of its GPU's memory.
+ROOM = 0.3
 FEW = {"classes": 3, "images_per_class": 15, "val_images_per_class": 5}
 # Two epochs of them in float32, whose updates are done again. Rounding is small there, and a small
 # model takes a moment.
@@ -144,7 +146,7 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     hardware = hardware_here(run)
     if pairs is None:
         bar = bars.bar(exercise, hardware, run.start["arguments"])
-        pairs = 0 if bar.at_least is None else stats.MIN_PAIRS
+        pairs = 0 if bar.at_least is None else stats.EARLY_PAIRS
     large, few = bool(audited.too_large(run)), _few(flags, run)
     # The trainee's comes early: it is the one whose mistakes show in most rows.
     wish = {"keep": 0, "watch": True} if large else {"keep": UPDATES}
@@ -159,6 +161,8 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     entries += two_epochs(exercise, mine, solution, [*flags, *small], images, fresh)
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries += [short(extra, solution, of_solution=True), short(extra, mine)]
+    aside = _has_room(run)
+    entries = [replace(e, aside=aside and e.role in SMALL) for e in entries]
     for i in range(1, pairs + 1):
         both = [
             _entry(Role.BEFORE, i, before, known, audit=TIMED),
@@ -166,6 +170,15 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
         ]
         entries += both if i % 2 else reversed(both)
     return entries
+
+
+def _has_room(run) -> bool:
+    """Return whether small runs may go on beside those with the job's flags. run: the job's log."""
+    memory = [rank.memory for rank in run.ranks if rank.memory]
+    return all(
+        m.get("device_reserved_bytes", 0) <= (1 - ROOM) * m.get("device_total_bytes", 1)
+        for m in memory
+    )
 
 
 def _few(flags, run) -> list[str]:
@@ -215,6 +228,7 @@ def few_images(processes: int = 1) -> Path:
     return made
 
 
+SMALL = (Role.EPOCHS, Role.EPOCHS_SOLUTION, Role.EXTRA, Role.EXTRA_SOLUTION)
 LEDGER = {"keep": 0}  # for the solution's auditor: keep every step, but no update
 MIDDLE = {"middle": True}  # profile one more step
 REWRITTEN = {"rewritten": True}  # change the image files after their first epoch

@@ -16,6 +16,7 @@ from dlojz.check.verdict import CheckError
 from dlojz.course import progress
 from dlojz.launch import series
 
+SMALL_S = 5  # for a small run
 IMPORTS_S = 6  # for importing torch: once in a job, and in each run that begins afresh
 # A run of a check that takes longer, and ten times as long as its job, stands still.
 STANDS_STILL_S, COMPILES_S = 180, 1200
@@ -181,9 +182,16 @@ def about_s(plan: Plan, entries: Sequence[series.Entry]) -> float:
 
     They may have to compile code, once, that the job found in its cache.
     """
-    long = sum(1 + (entry.replay is not None) for entry in entries if not entry.rehearse)
+    each_s = max(2.0, plan.seconds - plan.compile_s)
+    small = [entry for entry in entries if entry.aside]
+    large = [entry for entry in entries if not (entry.aside or entry.rehearse)]
+    seconds = max(_programs(large) * each_s, _programs(small) * min(each_s, SMALL_S))
     imports_s = IMPORTS_S * (1 + sum(entry.fresh for entry in entries))
-    return imports_s + plan.compile_s + max(2.0, plan.seconds - plan.compile_s) * long
+    return imports_s + plan.compile_s + seconds
+
+
+def _programs(entries) -> int:
+    return sum(1 + (entry.replay is not None) for entry in entries)
 
 
 def say(text: str):
@@ -212,8 +220,9 @@ def _wait(
     ):
         while not (state := job.state).final:
             progress.share_state(job, state)
-            done = series.finished(job)
-            present = doing(entries, done, compiles=plan.compile_s > 0)
+            left = series.unfinished(job)
+            done = len(entries) - len(left)
+            present = doing(entries, left, compiles=plan.compile_s > 0)
             bar.set_description(f"{step}: {present}", refresh=done == bar.n)
             if done > bar.n:
                 ended.show()
@@ -229,7 +238,7 @@ def _wait(
                     job.end_early(ENOUGH)
             time.sleep(0.2)
         ended.show()
-        bar.update(series.finished(job) - bar.n)
+        bar.update(len(entries) - len(series.unfinished(job)) - bar.n)
         if answer or bar.n > bar.total:
             bar.total = bar.n  # the others are not needed, and a bar that is not full ends in red
     return answer
@@ -301,13 +310,14 @@ def announced(entries: Sequence[series.Entry], seconds: float) -> str:
     return f"{', '.join(names)}: {runs}, about {about}"
 
 
-def doing(entries: Sequence[series.Entry], done: int, compiles: bool = False) -> str:
+def doing(entries: Sequence[series.Entry], left: Sequence[str], compiles: bool = False) -> str:
     """Return the present run in words: "your trainer", "two epochs", "pair 3 of 6".
 
+    left: the names of the runs that have not ended, in order
     compiles: the job did, so the runs before the pairs do, unless a flag switches it off. Those of
     the pairs find the compiled code in the cache.
     """
-    now = entries[min(done, len(entries) - 1)]
+    now = next((entry for entry in entries if entry.name in left), entries[-1])
     name = next(name for name, runs in named(entries).items() if now in runs)
     if now.role in PAIR or now.rehearse or "--compile off" in " ".join(now.flags):
         return name

@@ -14,6 +14,8 @@ from dlojz.runs import derived, log, outcome
 from dlojz.runs.folder import events_file, path_of
 
 MIN_PAIRS = 6  # with fewer, an interval says more about Student's t than about the runs
+EARLY_PAIRS = 3  # a gain is clear as early as this, if its 99 % interval says so
+LEVEL, EARLY_LEVEL = 0.95, 0.99
 # Two identical runs can differ by this much, so a ratio this close to 1 counts as no difference.
 MARGIN_GPU, MARGIN_CPU = 0.01, 0.03
 FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no difference shown"
@@ -251,7 +253,7 @@ class Comparison:
     """The ratio of the speed after a change to the speed before it, from pairs of runs."""
 
     ratio: float  # geometric mean over the pairs
-    low: float | None  # of the ratio's 95 % interval; None with fewer than MIN_PAIRS
+    low: float | None  # of the ratio's interval; None with fewer than MIN_PAIRS
     high: float | None
     margin: float  # a ratio within a factor of 1 + margin of 1 counts as 1
     pairs: int
@@ -271,7 +273,8 @@ class Comparison:
         digits, interval, word = 2, "", self.word
         if self.low is not None:
             digits = 3 if self.high - self.low < 0.02 else 2
-            interval = f"95 % interval {self.low:.{digits}f} to {self.high:.{digits}f}, "
+            ends = f"{self.low:.{digits}f} to {self.high:.{digits}f}"
+            interval = f"{100 * level(self.pairs):.0f} % interval {ends}, "
             if word == NO_DIFFERENCE and not self.low <= 1 <= self.high:
                 word = f"no difference of over {100 * self.margin:.0f} % shown"
         but = "" if self.comparable else ", but the runs are not comparable"
@@ -283,12 +286,15 @@ def _pairs_text(count):
     return f"{count} pair{'s' * (count > 1)}"
 
 
-def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = True) -> Comparison:
+def compare(
+    before_runs: Sequence, after_runs: Sequence, same_hardware: bool = True, least: int = MIN_PAIRS
+) -> Comparison:
     """Return the speed-up that a change brought, from pairs of completed runs.
 
     before_runs, after_runs: anything `summary` takes; the first of each make a pair, which should
         have run one shortly after the other, and so on.
     same_hardware: False allows the device to differ between before and after.
+    least: give an interval from this number of pairs on.
 
     Speeds are wall-clock over the measured windows, so that neither warm-up nor compilation counts.
     Raises UserError for runs without such a speed.
@@ -302,34 +308,42 @@ def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = T
     after = [_measured_run(r, "after") for r in after_runs]
     margin = MARGIN_GPU if all(s.on_gpu for s in before + after) else MARGIN_CPU
     ratios = [a.images_per_s / b.images_per_s for b, a in zip(before, after, strict=True)]
-    ratio, low, high, word = judge(ratios, margin)
-    cautions = tuple(_cautions(before, after, same_hardware))
+    ratio, low, high, word = judge(ratios, margin, least)
+    cautions = tuple(_cautions(before, after, same_hardware, least))
     return Comparison(ratio, low, high, margin, len(ratios), word, cautions)
 
 
-def judge(ratios: Sequence[float], margin: float) -> tuple[float, float | None, float | None, str]:
+def judge(
+    ratios: Sequence[float], margin: float, least: int = MIN_PAIRS
+) -> tuple[float, float | None, float | None, str]:
     """Return the ratios' geometric mean, its interval, and the word that the rule allows."""
-    if len(ratios) < MIN_PAIRS:
+    if len(ratios) < least:
         return statistics.geometric_mean(ratios), None, None, NO_DIFFERENCE
-    mean, low, high = interval(ratios)
+    mean, low, high = interval(ratios, level(len(ratios)))
     slower = SLOWER if high <= 1 / (1 + margin) else NO_DIFFERENCE
     return mean, low, high, FASTER if low >= 1 + margin else slower
 
 
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of paired ratios, and the ends of its 95 % interval."""
+def level(pairs: int) -> float:
+    """Return the level of the interval of a gain: higher where few pairs were enough."""
+    return LEVEL if pairs >= MIN_PAIRS else EARLY_LEVEL
+
+
+def interval(ratios: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
+    """Return the geometric mean of paired ratios, and the ends of its interval."""
     logs = [math.log(r) for r in ratios]
-    mean, half = statistics.fmean(logs), half_width(logs)
+    mean, half = statistics.fmean(logs), half_width(logs, level)
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % interval of a mean, by Student's t."""
+def half_width(values: Sequence[float], level: float = LEVEL) -> float:
+    """Return half the width of the interval of a mean, by Student's t."""
     from scipy.special import stdtrit  # here: its import takes 0.4 s
 
     if len(values) < 2:
         raise ValueError(f"{len(values)} value: an interval needs at least 2")
-    return float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / len(values) ** 0.5
+    t = float(stdtrit(len(values) - 1, (1 + level) / 2))
+    return t * statistics.stdev(values) / len(values) ** 0.5
 
 
 def _measured_run(run, side):
@@ -349,10 +363,10 @@ def _measured_run(run, side):
     return s
 
 
-def _cautions(before, after, same_hardware):
+def _cautions(before, after, same_hardware, least):
     """Yield the reasons why this comparison is less sure than it looks."""
-    if (missing := MIN_PAIRS - len(before)) > 0:
-        text = f"{_pairs_text(len(before))}, {MIN_PAIRS} are needed for an interval"
+    if (missing := least - len(before)) > 0:
+        text = f"{_pairs_text(len(before))}, {least} are needed for an interval"
         yield Caution(Caution.TOO_FEW, f"{text}; submit {missing} more")
     yield from _differences(before, after, same_hardware)
     for rule in (_diverged, _disturbed, _data_bound):
