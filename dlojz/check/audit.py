@@ -27,6 +27,7 @@ RATE = 1e-12  # a forgotten schedule is 3e-6 after eleven updates of a long one
 # make (foreach, fused) are 0. A GPU's fused AdamW is up to 80 from a processor's, so it is replayed
 # on the device of the run.
 ROUNDINGS = 8
+LAST = 0.02  # of the last bias's gradient: bf16 rounds by 4e-3; those of two updates are 0.3 apart
 BUFFERS = 1e-5  # statistics that were not updated are 5e-2, the mean of two processes' 2e-3
 EVALUATION = "evaluation"  # the hint
 
@@ -43,6 +44,7 @@ LABELS = {  # of the findings, by key
     "random": "random numbers",
     "gradients": "gradients",
     "outputs": "outputs of the model",
+    "last": "gradient of the last bias",
     "missing": "gradients there or not",
     "tensors": "gradient of each weight",
     "buffers": "batch statistics",
@@ -243,7 +245,7 @@ def _touched(runs):
 def _updates(runs):
     updates = [u for r in runs for u in r.updates]
     solved = [u for u in updates if u.solved]
-    optimizer = [_optimizer(updates)] if updates else []
+    optimizer = [*_last(updates), _optimizer(updates)] if updates else []
     if not solved:
         return [*optimizer, _unmeasured("audit", "no update could be replayed")]
     count = len({(r.folder, u.update) for r in runs for u in r.updates if u.solved})
@@ -292,6 +294,17 @@ def _tensors(updates):
     text += f" ({worst.gradients_worst})" if worst.gradients_worst else ""
     ok = worst.gradients_tensor <= most
     return _finding("tensors", ok, text, f"at most {asked} times", "gradients")
+
+
+def _last(updates):
+    """Return a finding on the last gradient of a run in any precision; [] if it was not seen."""
+    off = [u.last for u in updates if u.last is not None]
+    if not off:
+        return []
+    worst, place = _worst([off])
+    text = f"off by {share(worst)} in its direction, in update {place}" if worst else "the same"
+    asked = f"the sum of those of the outputs, within {share(LAST)}, in each update"
+    return [_finding("last", worst <= LAST, text, asked, "gradients")]
 
 
 def _factor(logarithm):

@@ -308,7 +308,7 @@ MODES = ("eval-mode", "train-mode")  # hints
 FOLLOW, ALWAYS = ("training-mode", "validated"), ("losses", "rates", "memory", "touched", "random")
 # The links of an update, up to the gradients.
 LINKS = {"settings", "rate", "rates", "images", "drawn", "labels", "pixels", "criterion", "frozen"}
-LINKS |= {"missing", "outputs", "gradients", "tensors"}
+LINKS |= {"missing", "outputs", "last", "gradients", "tensors"}
 
 
 def _causes_first(exercise, findings) -> list[Finding]:

@@ -173,12 +173,13 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
 
 
 def _has_room(run) -> bool:
-    """Return whether small runs may go on beside those with the job's flags. run: the job's log."""
-    memory = [rank.memory for rank in run.ranks if rank.memory]
-    return all(
-        m.get("device_reserved_bytes", 0) <= (1 - ROOM) * m.get("device_total_bytes", 1)
-        for m in memory
-    )
+    """Return whether small runs may go on beside those with the job's flags. run: the job's log.
+
+    On a processor they would only take the cores from each other.
+    """
+    memory = [rank.memory for rank in run.ranks if "device_total_bytes" in rank.memory]
+    full = [m["device_reserved_bytes"] / m["device_total_bytes"] for m in memory]
+    return bool(full) and max(full) <= 1 - ROOM
 
 
 def _few(flags, run) -> list[str]:

@@ -8,6 +8,7 @@ An update is judged in links, because only the model's one is noisy:
 images      some pixels of every step, and the number of images with a gradient
 outputs     the logits: the solution's, from the same weights and its own images
 criterion   the gradient of the logits: that of the solution's criterion for the trainee's logits
+last        the direction of the last bias's gradient: the sum of those of the logits
 gradients   as they enter the optimizer: the solution's, from the same weights and its own images
 optimizer   the solution's, fed with the trainee's gradients: the weights and momenta that follow
 buffers     of batch normalization, after the step
@@ -107,13 +108,34 @@ class Replay(Solution):
         steps: the record of every step; noisy: measure the solution's own noise, too.
         """
         number = state["facts"].update
-        found = self._of_the_model(state, steps, noisy) if self._wish["replays"] == "all" else {}
-        return records.Update(update=number, **found, **self._optimizer(state))
-
-    def _of_the_model(self, state, steps, noisy) -> dict:
-        number = state["facts"].update
         first = number * self.args.accumulate
         mine = steps[first : first + self.args.accumulate]
+        if self._wish["replays"] == "all":
+            found = self._of_the_model(state, mine, noisy)
+        else:
+            found = {"last": self._last(state, mine)}
+        return records.Update(update=number, **found, **self._optimizer(state))
+
+    def _last(self, state, mine) -> float | None:
+        """Return the distance of the last bias's gradient from the sum of those of the logits.
+
+        In any precision the model adds nothing to it. Its size is left out: an exchange, a scaler
+        or a clipping may change that.
+        """
+        kept = [batch.gradient for batch in mine]
+        if None in kept or len({len(gradient[0]) for gradient in kept}) != 1:
+            return None
+        here = sum(gradient.double().sum(0) for gradient in kept)
+        expected = sum(each.to(self.device) for each in in_each_process(here))
+        there = [g for g in state["gradients"].values() if g.shape == expected.shape]
+        if not there or not expected.any():
+            return None
+        there = there[-1].to(expected)
+        factor = (there * expected).sum() / expected.square().sum()
+        return float((there - factor * expected).norm() / there.norm())
+
+    def _of_the_model(self, state, mine, noisy) -> dict:
+        number = state["facts"].update
         batches = self._laid_out(self._batches(number), mine)
         solved, noise = self._step(state, batches), {}
         if not solved:
