@@ -322,9 +322,12 @@ def _causes_first(exercise, findings) -> list[Finding]:
     silent = {*(exercise.follows if LINKS & {*failed} else ())}
     causes = (hint for key, hint in failed.items() if key not in {*FOLLOW, *silent})
     if {*causes} - {None, "later"}:
-        findings = [replace(f, hint=None) if f.hint == "later" else f for f in findings]
-        silent |= {f.key for f in findings if f.key in FOLLOW and f.hint not in MODES}
+        findings = [replace(f, hint=None) if _follows(f) else f for f in findings]
     return [replace(f, hint=None) if f.key in silent else f for f in findings]
+
+
+def _follows(finding) -> bool:
+    return finding.hint == "later" or (finding.key in FOLLOW and finding.hint not in MODES)
 
 
 def _work(runs) -> Finding:

@@ -218,11 +218,13 @@ def two_epochs(exercise, mine, solution, flags, images: Path, fresh=False) -> li
 def few_images(processes: int = 1) -> Path:
     """Return a folder with few images beside the runs, visible to all nodes; make it once.
 
-    The files have the same size.
+    The files have the same size. Two processes can't share the images evenly: one of them is dealt
+    an image twice, unless the sampler drops it.
     """
     from dlojz import images  # only here: with PIL and NumPy
 
     wanted = {name: number * (processes if "images" in name else 1) for name, number in FEW.items()}
+    wanted["images_per_class"] -= processes > 1
     folder = course.base_folder() / "runs" / f".few-{processes}"
     made = images.generate(folder, **wanted, workers=1, progress=False)
     images.make_equal(made)
