@@ -24,6 +24,7 @@ OWN = {
     "04_profiler": " -b 8 --precision fp32 --profile --test-nsteps 8",
     "05_dataloader": f" -b 12 --precision fp32 --num-workers 1 --data {os.environ['DLOJZ_DATA']}",
     "06_ddp": " -b 8 --precision fp32",
+    "07_augmentation": " -b 8 --precision fp32 --mix cutmix",
     "09_compile": " -b 8 --precision fp32 --model squeezenet1_1 --compile aot_eager",
     "11_fsdp": " -b 8 --precision bf16 --model vit_tiny --sharding fsdp --checkpointing blocks",
 }
@@ -50,6 +51,7 @@ EXPECTED = {  # of the trainer as it is before the step
     "04_profiler": "flag",
     "05_dataloader": "decode",
     "06_ddp": "share",
+    "07_augmentation": "flag",
     "09_compile": "flag",
     "11_fsdp": "flag",
 }
@@ -59,7 +61,7 @@ CRASHED = ending.Ending(ending.How.FAILED, "crashed")
 # The hints that only a replay gives: the other answers are judged without one, to save minutes.
 REPLAYED = {
     *("pixels", "rate", "settings", "frozen", "criterion", "gradients", "update", "batch-norm"),
-    *("evaluation", "later", "touched", "cached"),
+    *("evaluation", "later", "touched", "cached", "drawn"),
 }
 # Those that need the run of two epochs, besides.
 TWO_EPOCHS = {
@@ -68,6 +70,7 @@ TWO_EPOCHS = {
     "04_profiler": {"always", "not-there"},
     "05_dataloader": {"validation"},
     "06_ddp": {"epoch", "one-writer", "gather", "train-mode", "names"},
+    "07_augmentation": {"metrics", "randaugment"},
     "09_compile": {"backends", "not-asked", "mode"},
 }
 
