@@ -1,5 +1,6 @@
 """Chapter 07 measures what it names, and its figures say what was measured."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import matplotlib as mpl

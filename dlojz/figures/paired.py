@@ -75,7 +75,7 @@ def rows(run, only=None) -> list[Row]:
 
 
 def trainings(run) -> list[dict]:
-    """Return what an experiment logged of each training, in the order in which they were dealt out.
+    """Return the results of each training in an experiment, in the order they were dealt out in.
 
     Processes that trained the same logged it twice; the first counts.
     """

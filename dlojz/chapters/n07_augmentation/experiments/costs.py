@@ -3,7 +3,8 @@
 Submitted by a notebook: submit("dlojz/chapters/n07_augmentation/experiments/costs.py").
 
 Each augmentation is timed twice: alone, on images of the training's size, and at the end of the
-whole road from a JPEG file's bytes to a tensor, with decoding and crop. All run in one thread, and
+whole road from a JPEG file's bytes to a tensor, with decoding and crop. A third road decodes and
+crops tensors, and makes PIL images of the crops only to augment them. All run in one thread, and
 are timed in seconds of processor time, so that other users of the machine disturb them less. All
 take turns, and draw the same random numbers in each round.
 """
@@ -22,7 +23,7 @@ from tqdm import tqdm
 from dlojz.chapters import session
 from dlojz.training import flags
 
-OF = ("PIL", "tensor")
+OF, BOTH = ("PIL", "tensor"), "tensor, augmented as PIL"
 
 
 def decoded(jpeg, kind):
@@ -53,9 +54,11 @@ def roads(size, kind):
     middle = v2.Compose([v2.Resize(size, antialias=True), v2.CenterCrop(size)])
     named = augmentations(size)
     nothing, flip, crop = list(named.values())[:3]
-    end = v2.PILToTensor() if kind == "PIL" else nothing
+    end = nothing if kind == "tensor" else v2.PILToTensor()
+    as_pil = [v2.ToPILImage()] if kind == BOTH else []
     steps = {"nothing": [middle], "flip": [middle, flip], "RandomResizedCrop": [crop, flip]}
-    steps |= {name: [crop, flip, named[name]] for name in list(named)[3:]}
+    added = {name: [crop, flip, *as_pil, named[name]] for name in list(named)[3:]}
+    steps = added if kind == BOTH else steps | added
 
     def road(transforms):
         whole = v2.Compose([*transforms, end])
@@ -65,11 +68,14 @@ def roads(size, kind):
 
 
 def cases(jpegs, size, kind):
-    """Return what is timed for this size and kind, by (measured, name): a call, and its inputs."""
+    """Return the timed calls for this size and kind, with their inputs, by (measured, name)."""
+    found = {("road", name): (road, jpegs) for name, road in roads(size, kind).items()}
+    if kind == BOTH:
+        return found
     small = [v2.functional.resize(decoded(j, kind), [size, size], antialias=True) for j in jpegs]
-    found = {("alone", n): (call, small) for n, call in augmentations(size).items()}
-    found["decoded", "decoded only"] = (lambda jpeg: decoded(jpeg, kind)), jpegs
-    return found | {("road", name): (road, jpegs) for name, road in roads(size, kind).items()}
+    alone = {("alone", n): (call, small) for n, call in augmentations(size).items()}
+    alone["decoded", "decoded only"] = (lambda jpeg: decoded(jpeg, kind)), jpegs
+    return alone | found
 
 
 def seconds(calls, rounds, clock=time.process_time):
@@ -103,7 +109,7 @@ def main():
         jpegs = [bytearray(file.read_bytes()) for file in session.jpegs(args)]
         calls = {
             (size, kind, *key): case
-            for size, kind in product(args.sizes, OF)
+            for size, kind in product(args.sizes, (*OF, BOTH))
             for key, case in cases(jpegs, size, kind).items()
         }
         for (size, kind, measured, name), spent in seconds(calls, args.rounds).items():
