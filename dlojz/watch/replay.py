@@ -127,10 +127,13 @@ class Replay(Solution):
             return None
         here = sum(gradient.double().sum(0) for gradient in kept)
         expected = sum(each.to(self.device) for each in in_each_process(here))
-        there = [g for g in state["gradients"].values() if g.shape == expected.shape]
-        if not there or not expected.any():
+        names = [n for n, g in state["gradients"].items() if g.shape == expected.shape]
+        if not names or not expected.any():
             return None
-        there = there[-1].to(expected)
+        before, after = (side["weights"][names[-1]] for side in (state, state["after"]))
+        if torch.equal(before, after):  # the optimizer has not got it: another finding
+            return None
+        there = state["gradients"][names[-1]].to(expected)
         factor = (there * expected).sum() / expected.square().sum()
         return float((there - factor * expected).norm() / there.norm())
 
