@@ -14,13 +14,13 @@ import torchvision.transforms.v2  # and v1, which notebook 05 replaces
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import checkpoint, data, flags, metrics, models
+from dlojz.training import checkpoint, data, flags, metrics, mixing, models
 from dlojz.training.chronometer import Chronometer
 from dlojz.watch import evidence
 
 
 def parse_args():
-    # 02, 03, 04, TODO 09, TODO 11a: name the flags that the step adds
+    # 02, 03, 04, TODO 07, TODO 09, TODO 11a: name the flags that the step adds
     return flags.parse("precision", "channels-last", "profile")
 
 
@@ -69,6 +69,8 @@ def build_transforms(args):
         torchvision.transforms.Normalize(data.MEAN, data.STD),
     ]
 
+    # TODO 07b: RandAugment the crops, as PIL images, if --randaugment asks for it
+
     return [torchvision.transforms.Compose(steps) for steps in (train, val)]
 
 
@@ -103,8 +105,13 @@ def build_loader(args, dataset, batches):
     )
 
 
+def mixed(images, labels, draws: mixing.Draws, how, classes):
+    # TODO 07a: mix each image with its partner, and the labels to targets, [N, classes]
+    return images, labels
+
+
 def forward(training, images, labels, args):
-    # 03: convert the images to channels_last
+    # TODO 07a: mix the batch, in training only; 03: convert the images to channels_last
     if args.channels_last:
         images = images.to(memory_format=torch.channels_last)
 
@@ -157,7 +164,7 @@ def train_one_epoch(epoch, loader, training, device, args, chrono):
     chrono.next_iter()
     for step, (images, labels) in enumerate(islice(loader, steps), first_step):
         chrono.transfer()
-        # 01: copy the batch to the device
+        # 01: copy the batch to the device; TODO 07a: and the draws that mix it
         images = images.to(device, non_blocking=args.non_blocking)
         labels = labels.to(device, non_blocking=args.non_blocking)
 
@@ -211,7 +218,7 @@ def build_training(args, device, num_classes, steps):
     # 01: put the metrics on the device
     training.metrics = metrics.build().to(device)
 
-    # 02: add training.scaler, a gradient scaler for fp16
+    # 02: add training.scaler, a gradient scaler for fp16; TODO 07a: and training.classes
     training.scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
 
     return training

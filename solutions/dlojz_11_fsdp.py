@@ -14,15 +14,16 @@ import torchvision.transforms.v2  # and v1, which notebook 05 replaces
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import checkpoint, data, flags, metrics, models
+from dlojz.training import checkpoint, data, flags, metrics, mixing, models
 from dlojz.training.chronometer import Chronometer
 from dlojz.watch import evidence
 
 
 def parse_args():
-    # 02, 03, 04, 09, 11a: name the flags that the step adds
+    # 02, 03, 04, 07, 09, 11a: name the flags that the step adds
     return flags.parse(
-        "precision", "channels-last", "profile", "compile", "sharding", "checkpointing", "optimizer"
+        *("precision", "channels-last", "profile", "mix", "randaugment", "compile"),
+        *("sharding", "checkpointing", "optimizer"),
     )
 
 
@@ -92,6 +93,14 @@ def build_transforms(args):
         torchvision.transforms.v2.CenterCrop(args.image_size),
     ]
 
+    # 07b: RandAugment the crops, as PIL images, if --randaugment asks for it
+    if args.randaugment:
+        train += [
+            torchvision.transforms.v2.ToPILImage(),
+            torchvision.transforms.v2.RandAugment(*args.randaugment),
+            torchvision.transforms.v2.PILToTensor(),
+        ]
+
     return [torchvision.transforms.Compose(steps) for steps in (train, val)]
 
 
@@ -126,8 +135,27 @@ def build_loader(args, dataset, batches):
     )
 
 
+def mixed(images, labels, draws: mixing.Draws, how, classes):
+    # 07a: mix each image with its partner, and the labels to targets, [N, classes]
+    partners, share = images[draws.partner], draws.share
+    if how == "mixup":
+        own = share.view(-1, 1, 1, 1)
+        images = (own * images + (1 - own) * partners).round().to(images.dtype)
+    else:
+        height, width = images.shape[2:]
+        rows, columns = (torch.arange(n, device=images.device) for n in (height, width))
+        top, left, bottom, right = draws.box.T[..., None]
+        rows, columns = (top <= rows) & (rows < bottom), (left <= columns) & (columns < right)
+        images = torch.where(rows[:, None, :, None] & columns[:, None, None, :], partners, images)
+        share = 1 - rows.sum(1) * columns.sum(1) / (height * width)  # without what lies outside
+    targets, share = torch.nn.functional.one_hot(labels, classes), share[:, None]
+    return images, share * targets + (1 - share) * targets[draws.partner]
+
+
 def forward(training, images, labels, args):
-    # 03: convert the images to channels_last
+    # 07a: mix the batch, in training only; 03: convert the images to channels_last
+    if args.mix != "off" and training.model.training:
+        images, labels = mixed(images, labels, training.draws, args.mix, training.classes)
     if args.channels_last:
         images = images.to(memory_format=torch.channels_last)
 
@@ -183,9 +211,12 @@ def train_one_epoch(epoch, loader, training, device, args, chrono):
     chrono.next_iter()
     for step, (images, labels) in enumerate(islice(loader, steps), first_step):
         chrono.transfer()
-        # 01: copy the batch to the device
+        # 01: copy the batch to the device; 07a: and the draws that mix it
         images = images.to(device, non_blocking=args.non_blocking)
         labels = labels.to(device, non_blocking=args.non_blocking)
+        if args.mix != "off":
+            of_batch = epoch, step, len(images), args.image_size, idr_torch.rank, idr_torch.size
+            training.draws = mixing.draws_of(args.seed, *of_batch).to(device)
 
         lr = training.scheduler.get_last_lr()[0]
         loss = train_step(step, training, images, labels, args, chrono)
@@ -250,8 +281,9 @@ def build_training(args, device, num_classes, steps):
     # 01: put the metrics on the device
     training.metrics = metrics.build().to(device)
 
-    # 02: add training.scaler, a gradient scaler for fp16
+    # 02: add training.scaler, a gradient scaler for fp16; 07a: and training.classes
     training.scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+    training.classes = num_classes
 
     return training
 

@@ -73,7 +73,8 @@ def test_an_edit_that_meets_a_step_changes_nothing(course_folder):
 @pytest.mark.parametrize("step", course.CHAIN)
 def test_the_trainer_can_be_read_in_one_sitting(step):
     lines = course.solution(step).read_text().splitlines()
-    assert len(lines) <= (255 if step == course.CHAIN[0] else 330)
+    # 07 brought a function of its own, and 24 lines of a solution.
+    assert len(lines) <= (260 if step == course.CHAIN[0] else 360)
     assert sum(bool(steps.MARK.match(line)) for line in lines) <= 30
     assert max(map(len, lines)) <= 100
     functions = [

@@ -24,6 +24,7 @@ OWN = {
     "04_profiler": " -b 8 --precision fp32 --profile --test-nsteps 8",
     "05_dataloader": f" -b 12 --precision fp32 --num-workers 1 --data {os.environ['DLOJZ_DATA']}",
     "06_ddp": " -b 8 --precision fp32",
+    "07_augmentation": " -b 8 --precision fp32 --mix cutmix",
     "09_compile": " -b 8 --precision fp32 --model squeezenet1_1 --compile aot_eager",
     "11_fsdp": " -b 8 --precision bf16 --model vit_tiny --sharding fsdp --checkpointing blocks",
 }
@@ -50,6 +51,7 @@ EXPECTED = {  # of the trainer as it is before the step
     "04_profiler": "flag",
     "05_dataloader": "decode",
     "06_ddp": "share",
+    "07_augmentation": "flag",
     "09_compile": "flag",
     "11_fsdp": "flag",
 }

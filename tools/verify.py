@@ -43,6 +43,7 @@ SMALL = {
     # Epochs whose last batch is smaller, which shows a trainer that drops it.
     "05_dataloader": (12, 24, f"--precision fp32 {FILES} 1"),
     "06_ddp": (8, 16, "--precision fp32"),
+    "07_augmentation": (8, 16, "--precision fp32 --mix cutmix"),
     "09_compile": (8, 16, "--precision fp32 --compile {mode}"),
     "11_fsdp": (8, 16, "--precision bf16 --sharding fsdp --checkpointing blocks"),
 }
@@ -54,6 +55,7 @@ LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
     "04_profiler": "--model resnet50 -b 256 --test-nsteps 60 --precision bf16 --profile",
     "05_dataloader": f"--model resnet50 -b 64 --test-nsteps 400 {FILES} 16",
     "06_ddp": "--model resnet50 -b 256 --test-nsteps 20 --precision bf16",
+    "07_augmentation": "--model resnet50 -b 256 --test-nsteps 30 --precision bf16 --mix cutmix",
     "09_compile": "--model resnet50 -b 256 --test-nsteps 30 --precision bf16",
     "11_fsdp": "--model vit_l_16 -b 32 --test-nsteps 24 --precision bf16 --optimizer adamw "
     "--lr 0.001 --sharding fsdp --checkpointing blocks",

@@ -33,7 +33,7 @@ MARKER = ".course-root"  # a file in the top folder of a clone
 # first is the starter.
 CHAIN = (
     *("00_start", "01_gpu", "02_amp", "03_channels_last", "04_profiler", "05_dataloader"),
-    *("06_ddp", "09_compile", "11_fsdp"),
+    *("06_ddp", "07_augmentation", "09_compile", "11_fsdp"),
 )
 # Exercises beside the trainer, each on the trainee's copy of a prepared file.
 PREPARED = {

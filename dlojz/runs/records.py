@@ -276,6 +276,16 @@ class Samples(Record):
 
 
 @dataclass(frozen=True)
+class Mixtures(Record):
+    """What the trainer's `forward` made of images and draws of the probe's."""
+
+    ways: list = field(default_factory=list)  # dicts, one per way: see dlojz.watch.mixtures
+    unasked: bool | None = None  # with --mix off, images and labels stayed as they were
+    validated: bool | None = None  # those of a validation did, too
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class Profiling(Record):
     """The actions of the trainer's own profiler."""
 
@@ -396,6 +406,7 @@ NOISES, SAME_LINK = 4, 1e-5
 
 EVIDENCE = {  # by `when`, which is also the name in a log.Run
     "samples": Samples,
+    "mixtures": Mixtures,
     "probe": Probe,
     "share": Share,
     "middle": MiddleStep,

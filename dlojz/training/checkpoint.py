@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from dlojz import course, idr_torch
-from dlojz.training import private, shards
+from dlojz.training import mixing, private, shards
 
 # The flags that decide the order of the images and the updates of the weights.
 SAME_FLAGS = (
@@ -36,6 +36,7 @@ LAST = "checkpoint.txt"  # in a run's folder: its latest checkpoint's path, for 
 
 LATEST = "latest"  # in a folder of shards: the name of the folder that is complete
 SHARDED = ("model", "optimizer")
+MADE_AGAIN = (type(None), int, mixing.Draws)
 
 own_states = []  # checksums of this process's states, in the order in which they were made
 saves = []  # a `Saved` for each checkpoint that this process has written
@@ -382,16 +383,17 @@ def _promises(training, args):
 
 
 def parts(training) -> dict:
-    """Return the parts of a training by name, without None and functions, such as a criterion.
+    """Return the parts of a training by name, without those that are made again.
 
-    Any other part must have a state, which would be lost silently otherwise.
+    These are None, functions, such as a criterion, and 07's draws and number of classes. Any other
+    part must have a state, which would be lost silently otherwise.
     """
     names = getattr(training, "__slots__", None) or vars(training)
     found = {name: getattr(training, name) for name in names}
     return {
         name: part
         for name, part in found.items()
-        if hasattr(part, "state_dict") or not (part is None or callable(part))
+        if hasattr(part, "state_dict") or not (isinstance(part, MADE_AGAIN) or callable(part))
     }
 
 

@@ -37,6 +37,7 @@ class Flag:
     choices: tuple = ()
     least: int | None = None  # of a whole number
     opposite: bool = False  # --x has --no-x
+    values: tuple[str, ...] = ()  # the names of its values, if there are several
     group: str = ""  # its title in --help; "" for the model and its training
 
     @property
@@ -55,6 +56,8 @@ class Flag:
             return []
         if self.kind is bool:
             return [f"--no-{self.label[2:]}" if self.opposite and not value else self.label]
+        if self.values:  # typed into a form, "2 9", or parsed, [2, 9]
+            return [self.names[0], *(value.split() if isinstance(value, str) else map(str, value))]
         return [self.names[0], str(value)]
 
     def add_to(self, parser):
@@ -65,6 +68,7 @@ class Flag:
         else:
             about["type"] = self.kind if self.least is None else at_least(self.least)
             about["choices"] = self.choices or None
+            about |= {"nargs": len(self.values), "metavar": self.values} if self.values else {}
         parser.add_argument(*self.names, **about)
 
 
@@ -111,6 +115,18 @@ STEPS = (  # each is added by a step of the course, by its name without the hyph
     ),
     _switch("--channels-last", True, "the channels of a pixel lie next to each other in memory"),
     _switch("--profile", False, "a trace of a few steps, which are then slower"),
+    _flag(
+        "--mix",
+        "off",
+        "mix each image of the training, and its label, with another one of its batch",
+        choices=("off", "mixup", "cutmix"),
+    ),
+    _flag(
+        "--randaugment",
+        None,
+        "each crop goes through N operations, drawn, of magnitude M: 0 to 30",
+        **{"kind": int, "least": 0, "values": ("N", "M")},
+    ),
     _flag(
         "--compile",
         ByDevice("default", "off"),
@@ -249,6 +265,8 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse
         parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
     if getattr(args, "sharding", "") == "fsdp" and idr_torch.size == 1:
         parser.error("--sharding fsdp needs at least two processes: submit it with n_gpu=2")
+    if getattr(args, "mix", "off") != "off" and idr_torch.is_master:
+        print("note: with --mix, the training's accuracy counts each image's own label only")
     if args.num_workers == 0 and idr_torch.is_master:
         print("note: without workers, --persistent-workers and --prefetch-factor have no effect")
     return args

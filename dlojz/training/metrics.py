@@ -34,7 +34,11 @@ def build() -> torch.nn.ModuleDict:
 
 @torch.no_grad()
 def update(metrics, loss, logits, labels):
-    """Add a batch. loss: its mean; logits: [N, classes]; labels: [N]."""
+    """Add a batch. loss: its mean; logits: [N, classes]; labels: [N].
+
+    Of images that are mixed with others, these are their own labels: with --mix the training's
+    accuracy counts what is left of each image, and is lower than the validation's.
+    """
     images = len(labels)
     metrics["loss"].update(loss * images, images)
     metrics["accuracy"].update((logits.argmax(1) == labels).sum(), images)

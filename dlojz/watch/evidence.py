@@ -3,9 +3,10 @@
 The trainer calls `watch` once. It logs these records of `dlojz.runs.records`:
 
 samples  before a test run on files: the data set's images of a file of our own.
+mixtures  the same of a batch of our own, if a check asks: see `dlojz.watch.mixtures`.
 probe  the first training step, under hooks: devices, dtypes and strides of the weights, of each
-       layer's input and output, of the loss; autocast, the gradient scaler, the gradients' norm.
-       For a model to be compiled, also its convolutions and products: compiled code hides some.
+       layer's input and output, of the loss; autocast, the gradient scaler, the gradients' norm;
+       of a model to be compiled also its convolutions and products.
 last   the last step of a test run, under the profiler, outside the measured window: convolutions
        and matrix products with their sizes and dtypes, copies, waits, tensors kept by autograd. It
        is left out if the trainee's profiler records that step.
@@ -36,6 +37,7 @@ from dlojz.watch import (
     compilation,
     group,
     inventory,
+    mixtures,
     profile,
     readings,
     samples,
@@ -94,6 +96,8 @@ class Witness:
         self._counts_first &= "--profile" not in sys.argv  # only one profiler can run at a time
         if args.test and (seen := samples.look_within(loader)):
             run.evidence(records.Samples(**seen))
+        if mixed := mixtures.look(training, args, loader):
+            run.evidence(records.Mixtures(**mixed))
         self._auditor = auditor.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
         timed = "timed" in auditor.wished()
@@ -133,8 +137,7 @@ class Witness:
     # Every step: host data only ------------------------------------------------------------
 
     def _place(self):
-        mode = "train" if calls.inner(self._model).training else "val"
-        return mode, self._counts["forward"]
+        return "train" if calls.inner(self._model).training else "val", self._counts["forward"]
 
     def _on_input(self, model, args, kwargs):
         images = readings.entered(args, kwargs)

@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dlojz import idr_torch
-from dlojz.training import imports
+from dlojz.training import imports, mixing
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.sharding import own
 from dlojz.watch import auditor, changing, readings
@@ -105,6 +105,7 @@ class Solution:
         try:
             for step, *batch in batches:
                 self._chrono.transfer()
+                self._draw(state["facts"].update, step, batch[0])
                 self.trainer.train_step(step, self.training, *batch, self.args, self._chrono)
                 self._chrono.next_iter()
         finally:
@@ -117,6 +118,14 @@ class Solution:
             "gradients": self._gradients,
             "buffers": _copied(self._buffers),
         }
+
+    def _draw(self, update, step, images):
+        """Draw what mixes a batch, if the run mixes any."""
+        if getattr(self.args, "mix", "off") != "off":
+            epoch = update * self.args.accumulate // self.per_epoch
+            size = tuple(images.shape[2:])
+            of_batch = epoch, step, len(images), size, idr_torch.rank, idr_torch.size
+            self.training.draws = mixing.draws_of(self.args.seed, *of_batch).to(self.device)
 
     def _put(self, weights, buffers, moved):
         for name, tensor in weights.items():

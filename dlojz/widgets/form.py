@@ -130,5 +130,5 @@ def _control(flag: Flag, value):
         return ipywidgets.BoundedIntText(value=value, min=least, max=MOST, **about)
     if flag.kind is float and isinstance(value, float | int):
         return ipywidgets.FloatText(value=value, **about)
-    text = "" if value is None else str(value)
+    text = "" if value is None else " ".join(map(str, value)) if flag.values else str(value)
     return ipywidgets.Text(value=text, placeholder=AUTOMATIC, **about)
