@@ -24,6 +24,7 @@ from dlojz.chapters import session
 from dlojz.chapters.n02_amp import accuracy as figures
 from dlojz.chapters.n02_amp import small
 from dlojz.course import UserError
+from dlojz.figures import paired
 from dlojz.images import draw
 from dlojz.launch import Request, State, series
 from dlojz.runs import log
@@ -498,7 +499,7 @@ def test_seeds_are_interleaved_and_each_training_is_logged(experiment, data, mon
     losses = [c["first_loss"] for c in found.cases.values()]
     assert losses[0] != losses[2], "another seed"
     assert all(0 <= c["accuracy"] <= 1 and c["seconds"] > 0 for c in found.cases.values())
-    assert [row.title for row in figures.rows(tmp_path / "run")] == ["fp32", "bf16"]
+    assert [row.title for row in paired.rows(tmp_path / "run")] == ["fp32", "bf16"]
 
 
 # The statistics ----------------------------------------------------------------------------------
@@ -506,11 +507,11 @@ def test_seeds_are_interleaved_and_each_training_is_logged(experiment, data, mon
 
 def test_a_difference_is_paired_by_seed():
     """Pairs -2, -4, -6: mean -4, deviation 2, Student's t of 2 degrees 4.3027."""
-    told = figures.difference({0: 80, 1: 70, 2: 90, 3: 10}, {0: 78, 1: 66, 2: 84})
+    told = paired.difference({0: 80, 1: 70, 2: 90, 3: 10}, {0: 78, 1: 66, 2: 84})
     assert (told.mean, told.seeds) == (-4, 3)
     assert told.half == pytest.approx(4.302653 * 2 / math.sqrt(3))
     assert told.word == "no difference shown"
-    assert figures.difference({0: 1.0}, {1: 1.0}) is None, "no seed is common"
+    assert paired.difference({0: 1.0}, {1: 1.0}) is None, "no seed is common"
 
 
 @pytest.mark.parametrize(
@@ -526,7 +527,7 @@ def test_a_difference_is_paired_by_seed():
 def test_a_difference_has_a_word(pairs, word):
     clean = dict.fromkeys(range(len(pairs)), 50.0)
     other = {seed: 50 + pair for seed, pair in enumerate(pairs)}
-    assert figures.difference(clean, other).word == word
+    assert paired.difference(clean, other).word == word
 
 
 # The figure --------------------------------------------------------------------------------------
@@ -599,12 +600,12 @@ def test_only_some_variants_are_drawn_in_the_order_asked_for(trained):
     ax = figures.plot_accuracy(path, only=asked)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["in fp16", "in bf16"]
     assert "in fp32: 80.0%" in ax.get_title(loc="left"), "the clean training is the reference"
-    whole = {row.title: row for row in figures.rows(path)}
+    whole = {row.title: row for row in paired.rows(path)}
     titles = ["in fp32", "in fp16", "in bf16"]
-    assert figures.rows(path, asked) == [whole[title] for title in titles]
+    assert paired.rows(path, asked) == [whole[title] for title in titles]
     assert [row[0] for row in figures.table(path, only=asked).rows] == titles
-    assert figures.rows(path, ["fp32"]) == figures.rows(path, []) == [whole["in fp32"]]
-    assert figures.rows(path, "bf16") == [whole["in fp32"], whole["in bf16"]]
+    assert paired.rows(path, ["fp32"]) == paired.rows(path, []) == [whole["in fp32"]]
+    assert paired.rows(path, "bf16") == [whole["in fp32"], whole["in bf16"]]
 
 
 @pytest.mark.parametrize("show", [figures.plot_accuracy, figures.table])
@@ -654,7 +655,7 @@ def test_what_a_notebook_quotes_was_recorded(notebook, recording, variant, quote
     step, *processes = recording.split("-")
     name = "-".join([step, "accuracy", *processes])
     where = "h100" if "few" in name else "h200"
-    _, row = figures.rows(runs.recorded(f"{where}/{name}"), only=[variant])
+    _, row = paired.rows(runs.recorded(f"{where}/{name}"), only=[variant])
     told, right = row.difference, 100 * np.mean(list(row.accuracies.values()))
     if told.word == "no difference shown":
         measured = [f"{told.half:.1f}"]
@@ -667,15 +668,15 @@ def test_what_a_notebook_quotes_was_recorded(notebook, recording, variant, quote
 @claims("06b_scaling")
 def test_there_are_as_many_intervals_as_06b_says():
     names = runs.recordings("h200/0?-accuracy*") + runs.recordings("h100/0?-accuracy*")
-    assert sum(len(figures.rows(run)) - 1 for run in names) > 30
+    assert sum(len(paired.rows(run)) - 1 for run in names) > 30
     yield "the figures of this kind have more than thirty"
 
 
 def test_two_variants_that_a_notebook_compares_differ_as_it_says():
-    _, large, small_before = figures.rows(
+    _, large, small_before = paired.rows(
         runs.recorded("h200/05-accuracy"), only=["resized-crop", "small-copies"]
     )
-    told = figures.difference(large.accuracies, small_before.accuracies)
+    told = paired.difference(large.accuracies, small_before.accuracies)
     assert told.word == "no difference shown"
     quoted = f"between the two only {100 * told.half:.1f} points"
     assert quoted in (course.course_root() / "solutions/05b_storage.ipynb").read_text()

@@ -25,13 +25,14 @@ TRACED = ("none", "item", "unpinned", "one-worker", "small-batch", "nchw", "prin
 UNRECORDED = "03-vgg19-fp32-nhwc-b0256"  # cuDNN's autotuner had not ended after five minutes
 MODES = ("default", "reduce-overhead", "max-autotune")  # of torch.compile
 # Variants of accuracy.py: formats, mistakes, layouts and batches; decoders and crops; batches,
-# schedules and batch normalization.
+# schedules and batch normalization; augmentation.
 FORMATS_02 = "tf32 fp16 bf16 pure-bf16 no-scaler clipped not-unscaled loss-outside training-only "
 FORMATS_02 += "fresh-scaler channels-last accumulation batch-x4 batch-x4-lr"
 IMAGES_05 = "torchvision no-antialias no-antialias-train no-flip no-augmentation "
 IMAGES_05 += "resized-crop large-crops small-copies"
 BATCHES_06 = "accumulation batch-x4 batch-x4-lr batch-x4-warm-up batch-x4-updates "
 BATCHES_06 += "batch-x4-lr-updates"
+MIXED_07 = "mixup-0.2 mixup cutmix randaugment-1-5 randaugment-2-9"
 PROCESSES_06 = "processes sync-batch-norm not-wrapped"
 LAYOUTS = {"nchw": "--no-channels-last", "nhwc": "--channels-last"}
 
@@ -312,6 +313,13 @@ RECORDINGS = {
         "-b 8 --lr 0.0125 -e 3 --classes 12",  # 4 images in each process
         **dict(_scaling_06()),
         **dict(_experiments_06()),
+    },
+    "07": {  # the trainings are dealt out among four processes
+        "07-costs": f"{at('costs.py')} --images 64 --rounds 6",
+        "07-mixing": at("mixing.py"),
+        "07-accuracy-short-x4": f"{at('accuracy.py')} --seeds 5 --variants {MIXED_07}",
+        "07-accuracy-long-x4": f"{at('accuracy.py')} --seeds 5 --variants {MIXED_07} "
+        "--images-per-class 15 -e 150",
     },
     "09": {  # their sizes suit the device: a GPU's or a processor's
         "09-pointwise": at("pointwise.py"),

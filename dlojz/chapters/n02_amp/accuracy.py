@@ -1,21 +1,17 @@
 """The accuracy that a change costs: whole trainings, compared by pairs of the same seed."""
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
 from textwrap import fill
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.transforms import blended_transform_factory
 
-from dlojz.course import UserError
-from dlojz.figures.report import PALETTE, SERIES, hardware_text, measured, style
-from dlojz.runs.stats import NO_DIFFERENCE, half_width, summary
+from dlojz.figures.paired import BETTER, WORSE, rows, trainings, words
+from dlojz.figures.report import PALETTE, SERIES, hardware_text, style
+from dlojz.runs.stats import summary
 from dlojz.table import QUIET, Table
 
-BETTER, WORSE, EQUAL, TOO_FEW = "better", "worse", "equal in every seed", "too few seeds"
-PROGRAM = "dlojz/chapters/n02_amp/experiments/accuracy.py"
 COLOURS = {WORSE: PALETTE["failure"], BETTER: SERIES[0]}
 WIDE = 38  # characters of a title in a line
 LINEAR = 10.0  # points up to which the scale is linear: a collapse must not hide the rest
@@ -23,91 +19,10 @@ USEFUL = (0.6, 0.9)  # accuracies of the clean training at which a loss or a gai
 TICKS = (-80, -40, -10, -5, 0, 5, 10, 40, 80)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The difference of a variant's accuracy from the clean run's, over the seeds of both."""
-
-    mean: float
-    # Half the width of the 95 % interval, and so the smallest mean that would have been seen; None
-    # with fewer than two seeds.
-    half: float | None
-    seeds: int
-
-    @property
-    def word(self) -> str:
-        """Return the conclusion, in a word."""
-        if self.half is None:
-            return TOO_FEW
-        if self.mean == self.half == 0:
-            return EQUAL
-        if abs(self.mean) <= self.half:
-            return NO_DIFFERENCE
-        return BETTER if self.mean > 0 else WORSE
-
-
-def difference(clean: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
-    """Return the difference of accuracies that are given by seed; None if they share no seed."""
-    pairs = [other[seed] - clean[seed] for seed in clean if seed in other]
-    if not pairs:
-        return None
-    half = half_width(pairs) if len(pairs) > 1 else None
-    return Difference(statistics.fmean(pairs), half, len(pairs))
-
-
-@dataclass(frozen=True)
-class Row:
-    """The trainings of one variant, and how they differ from the clean ones of the same seeds."""
-
-    title: str
-    accuracies: dict[int, float]  # by seed
-    points: list[float]  # the differences, in percentage points, by pair
-    difference: Difference  # in percentage points
-
-
-def rows(run, only=None) -> list[Row]:
-    """Return the variants of an experiment; the clean training comes first.
-
-    only: the names of the others to return, in the order wanted; by default all, in their order.
-    """
-    run, found = measured(run), {}
-    for case in run.cases.values():
-        title, by_seed = found.setdefault(case["variant"], (case["title"], {}))
-        by_seed[case["seed"]] = 100 * case["accuracy"]
-    first, (_, clean) = next(iter(found.items()))
-    made = []
-    for name in dict.fromkeys([first, *(found if only is None else _known(only, found, run.path))]):
-        title, by_seed = found[name]
-        points = [by_seed[seed] - clean[seed] for seed in clean if seed in by_seed]
-        told = difference(clean, by_seed)
-        if told:
-            made.append(Row(title, {s: a / 100 for s, a in by_seed.items()}, points, told))
-    return made
-
-
-def _known(only, there, path):
-    """Return the names of these variants, or of this one; raise UserError for one not in a run."""
-    only = [only] if isinstance(only, str) else only
-    if missing := [name for name in only if name not in there]:
-        raise UserError(
-            f"{path}: no variant {missing[0]!r} in it; expected some of {', '.join(there)}. Train "
-            f'it with submit("{PROGRAM} --variants {missing[0]}")'
-        )
-    return only
-
-
-def words(told: Difference) -> str:
-    """Return the conclusion from a difference in percentage points, in a few words."""
-    if told.word in (EQUAL, TOO_FEW):
-        return told.word
-    if told.word in (BETTER, WORSE):
-        return f"{abs(told.mean):.1f} ± {told.half:.1f} points {told.word}"
-    return f"no difference shown (would have seen {told.half:.1f} points)"
-
-
 def table(run, only=None) -> Table:
     """Return a table of accuracy, difference and first loss of all variants, or of some names."""
     losses = {}
-    for case in measured(run).cases.values():
+    for case in trainings(run):
         losses.setdefault(case["title"], case["first_loss"])  # of the first seed
     body = [
         (

@@ -12,7 +12,8 @@ so that all variants of a seed see the same images. Every variant is trained wit
 seed 1, and so on: a job that is cut off can still be compared.
 
 In a job of several processes, submit(..., n_gpu=2), some variants share each batch among them, with
-the trainer of notebook 06. The others are trained whole in each process, as in a job of one.
+the trainer of notebook 06. The others are trained whole in each process, as in a job of one. If no
+variant is shared, the trainings are dealt out among the processes, and each logs its own.
 """
 
 import argparse
@@ -22,18 +23,19 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
+from itertools import product
 from types import SimpleNamespace
 
 import torch
 from torchvision import transforms
-from torchvision.transforms.v2 import functional
+from torchvision.transforms.v2 import RandAugment, functional
 from tqdm import tqdm
 
 from dlojz import course, idr_torch
 from dlojz.chapters import session
 from dlojz.chapters.n02_amp import small
-from dlojz.training import flags
+from dlojz.training import flags, mixing
 from dlojz.training.chronometer import NoMarks
 from dlojz.training.data import draws_of
 from dlojz.training.replaced import replaced
@@ -140,6 +142,31 @@ def synchronised(build, args, num_classes):
     return torch.nn.SyncBatchNorm.convert_sync_batchnorm(build(args, num_classes))
 
 
+def mixes(how, alpha):
+    """Return a patch that mixes the images of each batch in training, as the trainer of 07 does.
+
+    An update draws what the same update of any other variant of this seed would draw.
+    """
+
+    @replacing("forward")
+    def patch(forward, training, images, labels, args):
+        targets, size = labels, images.shape[-2:]
+        if training.model.training:
+            update = training.scheduler.last_epoch
+            draws = mixing.draws_of(args.seed, 0, update, len(images), size, alpha=alpha)
+            draws, classes = draws.to(images.device), training.classes
+            images, targets = solved_07().mixed(images, labels, draws, how, classes)
+        return forward(training, images, targets, args)
+
+    return patch
+
+
+@cache
+def solved_07():
+    """Return the trainer of notebook 07."""
+    return replay.imported(course.solution("07"))
+
+
 @dataclass(frozen=True)
 class Crop:
     """The crop of a training image from one on the device."""
@@ -159,6 +186,7 @@ class Variant:
     train: str = "usual"  # one of small.WAYS to make these images
     val: str = "usual"
     crop: Crop = Crop()
+    randaugment: tuple[int, int] | None = None  # its operations for an image, and their strength
     trainer: str = "03"  # the solution of this step
     shared: bool = False  # each process gets its share of every batch
 
@@ -230,6 +258,12 @@ VARIANTS = {  # the first is the clean training; numbers in braces follow from t
     "small-copies": Variant(
         "RandomResizedCrop of images made smaller before", crop=Crop(area=(0.08, 1))
     ),
+    # Shares, boxes and operations are drawn for each image alone.
+    "mixup-0.2": Variant("mixup, alpha 0.2", patch=mixes("mixup", 0.2)),
+    "mixup": Variant("mixup, alpha 1", patch=mixes("mixup", 1.0)),
+    "cutmix": Variant("CutMix, alpha 1", patch=mixes("cutmix", 1.0)),
+    "randaugment-1-5": Variant("RandAugment(1, 5)", randaugment=(1, 5)),
+    "randaugment-2-9": Variant("RandAugment(2, 9)", randaugment=(2, 9)),
     "processes": Variant("several processes", trainer="06", **SHARED),
     "sync-batch-norm": Variant(
         "several processes, SyncBatchNorm", patch=synchronised, trainer="06", **SHARED
@@ -254,12 +288,25 @@ def crops(images, index, top, left, size):
 class Resident:
     """A loader of images that are on the device: uint8 [N, 3, side, side], and their labels."""
 
-    def __init__(self, images, labels, size, batch_size, seed=None, crop=Crop(), share=(0, 1)):
+    def __init__(
+        self,
+        images,
+        labels,
+        size,
+        batch_size,
+        seed=None,
+        crop=Crop(),
+        share=(0, 1),
+        randaugment=None,
+    ):
         """seed: for order, crops and flips; None: the middles, in order.
 
         batch_size: over all processes. share: rank and number of the processes that share a batch.
+        randaugment: None, or its operations for an image and their strength.
         """
-        self.images, self.labels = images, labels
+        self.randaugment = randaugment and RandAugment(*randaugment)
+        # RandAugment takes the images one by one, so they stay on the CPU until it is done.
+        self.images, self.labels = images.cpu() if randaugment else images, labels
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self.share = share
         self.crop = Crop(flips=False, moves=False) if seed is None else crop
@@ -297,9 +344,19 @@ class Resident:
             found.append(functional.resized_crop(image, *box, [self.size, self.size]))
         return torch.stack(found)
 
+    def augmented(self, images, index):
+        """Return the images, each changed by RandAugment as a PIL image, as in a loader."""
+        found = []
+        for image, at in zip(images, index.tolist(), strict=True):
+            with draws_of(self.seed, self.epoch, at):
+                changed = self.randaugment(functional.to_pil_image(image))
+            found.append(functional.pil_to_tensor(changed))
+        return torch.stack(found)
+
     def __iter__(self):
         order, *places = self.draws()
         index, top, left, flip = (part.to(self.images.device) for part in (order, *places))
+        labels = self.labels[order.to(self.labels.device)]
         for step in range(len(self)):
             rank, processes = self.share
             here = slice(step * self.batch_size + rank, (step + 1) * self.batch_size, processes)
@@ -308,7 +365,9 @@ class Resident:
             else:
                 images = crops(self.images, index[here], top[here], left[here], self.size)
             flipped = torch.where(flip[here, None, None, None], images.flip(-1), images)
-            yield flipped, self.labels[index[here]]
+            if self.randaugment:
+                flipped = self.augmented(flipped, order[here])
+            yield flipped.to(labels.device), labels[here]
 
 
 def draw(args, device):
@@ -376,7 +435,9 @@ def loaders(variant: Variant, given, data):
     images, batch, share = ways[variant.train], given.batch_size, (0, 1)
     if variant.shared:
         batch, share = batch * idr_torch.size, (idr_torch.rank, idr_torch.size)
-    loader = Resident(images, labels, size, batch, given.seed, variant.crop, share)
+    loader = Resident(
+        images, labels, size, batch, given.seed, variant.crop, share, variant.randaugment
+    )
     val_images = val_ways[variant.val]
     return loader, Resident(val_images, val_labels, size, VAL_BATCH, share=share)
 
@@ -391,6 +452,7 @@ def train(variant: Variant, args, seed: int, data, device) -> dict:
     loader, val_loader = loaders(variant, given, data)
     updates = given.epochs * (len(loader) // given.accumulate)
     training = trainer.build_training(given, device, args.classes, updates)
+    training.classes = args.classes
     first = FirstLoss()
     for loader.epoch in range(given.epochs):
         trainer.train_one_epoch(loader.epoch, loader, training, device, given, first)
@@ -455,25 +517,36 @@ def problem(args, device) -> str:
     return ""
 
 
+def dealt(args) -> list[tuple[int, str]]:
+    """Return the trainings of this process, by seed and variant.
+
+    If a variant shares its batches, all processes train all, in step; else each its part.
+    """
+    everything = list(product(range(args.seeds), args.variants))
+    if any(VARIANTS[name].shared for name in args.variants):
+        return everything
+    return everything[idr_torch.rank :: idr_torch.size]
+
+
 def train_all(run, args, device):
     """Train every variant with every seed, and log each training as it ends."""
     data = draw(args, device)
-    total, quiet = args.seeds * len(args.variants), not idr_torch.is_master
-    with tqdm(total=total, unit="training", disable=quiet) as bar:
-        for seed in range(args.seeds):
-            for name in args.variants:
-                bar.set_description(f"{name}, seed {seed}")
-                found = train(VARIANTS[name], args, seed, data, device)
-                about = {"variant": name, "title": VARIANTS[name].title, "seed": seed}
-                run.case(f"{name}, seed {seed}", **about, **found)
-                bar.set_postfix(accuracy=f"{found['accuracy']:.1%}")
-                bar.update()
+    mine, quiet = dealt(args), not idr_torch.is_master
+    with tqdm(total=len(mine), unit="training", disable=quiet) as bar:
+        for seed, name in mine:
+            bar.set_description(f"{name}, seed {seed}")
+            found = train(VARIANTS[name], args, seed, data, device)
+            about = {"variant": name, "title": VARIANTS[name].title, "seed": seed}
+            run.case(f"{name}, seed {seed}", **about, **found)
+            bar.set_postfix(accuracy=f"{found['accuracy']:.1%}")
+            bar.update()
 
 
 def main():
     device = idr_torch.device()
     args = parse_args(device)
-    group = session.process_group(device) if idr_torch.size > 1 else nullcontext()
+    shared = any(VARIANTS[name].shared for name in args.variants)
+    group = session.process_group(device) if shared else nullcontext()
     with session.begin(args, device) as (run, _), group:
         train_all(run, args, device)
 
