@@ -196,8 +196,8 @@ def train_one_epoch(epoch, loader, training, device, args, chrono):
         images = images.to(device, non_blocking=args.non_blocking)
         labels = labels.to(device, non_blocking=args.non_blocking)
         if args.mix != "off":
-            of_batch = epoch, step, len(images), args.image_size, idr_torch.rank, idr_torch.size
-            training.draws = mixing.draws_of(args.seed, *of_batch).to(device)
+            draws = mixing.draws_of(args.seed, epoch, step, len(images), args.image_size)
+            training.draws = draws.to(device)
 
         lr = training.scheduler.get_last_lr()[0]
         loss = train_step(step, training, images, labels, args, chrono)

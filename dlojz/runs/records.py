@@ -277,7 +277,7 @@ class Samples(Record):
 
 @dataclass(frozen=True)
 class Mixtures(Record):
-    """What the trainer's `forward` made of images and draws of the probe's."""
+    """The batches that the trainer's `forward` made of the probe's images and draws."""
 
     ways: list = field(default_factory=list)  # dicts, one per way: see dlojz.watch.mixtures
     unasked: bool | None = None  # with --mix off, images and labels stayed as they were
@@ -406,8 +406,8 @@ NOISES, SAME_LINK = 4, 1e-5
 
 EVIDENCE = {  # by `when`, which is also the name in a log.Run
     "samples": Samples,
-    "mixtures": Mixtures,
     "probe": Probe,
+    "mixtures": Mixtures,
     "share": Share,
     "middle": MiddleStep,
     "last": LastStep,

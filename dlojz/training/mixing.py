@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dlojz import idr_torch
 from dlojz.training import data
 
 
@@ -32,14 +33,15 @@ def draws_of(
     step: int,
     images: int,
     size: int | tuple[int, int],
-    rank: int = 0,
-    processes: int = 1,
+    rank: int | None = None,
+    processes: int | None = None,
     alpha: float = 1.0,
 ) -> Draws:
     """Return the draws of a batch, on the CPU.
 
-    images: their number; size: their height and width, or one number for both. One process that
-    accumulates the batches of several draws for each batch what they draw.
+    images: their number; size: their height and width, or one number for both.
+    rank, processes: by default this process's. One process that accumulates the batches of several
+    draws for each batch what they draw.
     alpha: shares follow Beta(alpha, alpha). With 1 all are equally likely; with 0.2 most images
     hardly change.
 
@@ -47,6 +49,8 @@ def draws_of(
     https://arxiv.org/abs/1905.04899, where it is clipped to the image. Bottom and right are the
     first row and column outside of it.
     """
+    rank = idr_torch.rank if rank is None else rank
+    processes = processes or idr_torch.size
     with data.draws_of(seed, epoch, -1 - (step * processes + rank)):  # no image has such an index
         others = torch.randint(1, max(2, images), (images,))
         share = torch.distributions.Beta(alpha, alpha).sample((images,))

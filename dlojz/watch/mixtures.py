@@ -49,7 +49,7 @@ class _Probe:
         self._classes, self._device = classes, device
 
     def way(self, how: str) -> dict:
-        """Return what the trainer makes of a batch, and the shares that the draws ask for."""
+        """Return the trainer's batch, and the shares that the draws ask for."""
         seen = self._call(how, FEW)
         counts = [self._counted(how, images) for images in (FEW, MANY)]
         found = {

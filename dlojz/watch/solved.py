@@ -120,12 +120,12 @@ class Solution:
         }
 
     def _draw(self, update, step, images):
-        """Draw what mixes a batch, if the run mixes any."""
+        """Make the draws of a batch, if the run mixes any."""
         if getattr(self.args, "mix", "off") != "off":
             epoch = update * self.args.accumulate // self.per_epoch
             size = tuple(images.shape[2:])
-            of_batch = epoch, step, len(images), size, idr_torch.rank, idr_torch.size
-            self.training.draws = mixing.draws_of(self.args.seed, *of_batch).to(self.device)
+            draws = mixing.draws_of(self.args.seed, epoch, step, len(images), size)
+            self.training.draws = draws.to(self.device)
 
     def _put(self, weights, buffers, moved):
         for name, tensor in weights.items():

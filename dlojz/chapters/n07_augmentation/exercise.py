@@ -22,7 +22,7 @@ ELSEWHERE = (State.NOT_ASKED, "not seen", "images and updates are compared")
 
 def mechanism(runs: Runs) -> list[Finding]:
     """Return findings on a batch of the probe's, and on the images of files."""
-    mine, reference = runs.mine, runs.reference
+    mine = runs.mine
     return [
         flag(mine, "--mix", lambda how: how != "off", "mixup or cutmix", "asked"),
         flag(mine, "--randaugment", lambda _: True, "N M, or none", "flag"),
