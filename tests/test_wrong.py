@@ -61,7 +61,7 @@ CRASHED = ending.Ending(ending.How.FAILED, "crashed")
 # The hints that only a replay gives: the other answers are judged without one, to save minutes.
 REPLAYED = {
     *("pixels", "rate", "settings", "frozen", "criterion", "gradients", "update", "batch-norm"),
-    *("evaluation", "later", "touched", "cached"),
+    *("evaluation", "later", "touched", "cached", "drawn"),
 }
 # Those that need the run of two epochs, besides.
 TWO_EPOCHS = {
@@ -70,6 +70,7 @@ TWO_EPOCHS = {
     "04_profiler": {"always", "not-there"},
     "05_dataloader": {"validation"},
     "06_ddp": {"epoch", "one-writer", "gather", "train-mode", "names"},
+    "07_augmentation": {"metrics", "randaugment"},
     "09_compile": {"backends", "not-asked", "mode"},
 }
 

@@ -3,7 +3,7 @@
 The trainer calls `watch` once. It logs these records of `dlojz.runs.records`:
 
 samples  before a test run on files: the data set's images of a file of our own.
-mixtures  the same of a batch of our own, if a check asks: see `dlojz.watch.mixtures`.
+mixtures  before one with --mix: the trainer's mixture of a batch of our own.
 probe  the first training step, under hooks: devices, dtypes and strides of the weights, of each
        layer's input and output, of the loss; autocast, the gradient scaler, the gradients' norm;
        of a model to be compiled also its convolutions and products.

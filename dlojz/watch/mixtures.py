@@ -23,12 +23,12 @@ READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.defa
 
 
 def look(training, args, loader) -> dict:
-    """Return the fields of `records.Mixtures`; {} if no check asks, or the trainer mixes nothing.
+    """Return the fields of `records.Mixtures`; {} for a run that mixes nothing, or is timed.
 
     The run's random draws are left alone.
     """
     forward = getattr(sys.modules["__main__"], "forward", None)
-    if not (forward and hasattr(args, "mix") and "keep" in auditor.wished()):
+    if not forward or getattr(args, "mix", "off") == "off" or "timed" in auditor.wished():
         return {}
     device = next(training.model.parameters()).device
     probe = _Probe(forward, training, args, len(loader.dataset.classes), device)
