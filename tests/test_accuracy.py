@@ -245,8 +245,8 @@ def test_a_variant_trains_and_is_validated_on_the_images_that_it_names(experimen
     data = dict.fromkeys(("train", "val"), (shades, torch.arange(16)))
     given, used = SimpleNamespace(image_size=SIZE, batch_size=16, seed=0), {}
     for name, variant in experiment.VARIANTS.items():
-        batches = [next(iter(x))[0].unique() for x in experiment.loaders(variant, given, data)]
-        used[name] = [list(small.WAYS)[int(shade)] for (shade,) in batches]
+        shown = [x.images.unique() for x in experiment.loaders(variant, given, data)]
+        used[name] = [list(small.WAYS)[int(shade)] for (shade,) in shown]
     assert {name: ways for name, ways in used.items() if ways != ["usual", "usual"]} == {
         "torchvision": ["torchvision", "torchvision"],
         "no-antialias": ["no-antialias", "no-antialias"],

@@ -132,9 +132,9 @@ def same(found, expected, where):
 
 
 def launched(call, name, device) -> dict:
-    """Return the launches of a call: a GPU's kernels, or the operations of a processor.
+    """Return the launches of a call: a GPU's kernels and copies, or the operations of a processor.
 
-    Of compiled code on a processor, its kernels. Copies to a GPU are not counted.
+    Of compiled code on a processor, its kernels.
     """
     sources = run_and_get_code(call)[1] if name == "compiled" else []
     with Operations() as operations:
