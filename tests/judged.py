@@ -22,6 +22,7 @@ ASKED = {  # (step, precision, hardware and sizes) for which a bar asks for some
     "03 on a CPU": ("03_channels_last", "fp32", "cpu", "AMD EPYC", RESNET),
     "05 on a CPU": ("05_dataloader", "fp32", "cpu", "AMD EPYC", LIGHT),
     "06": ("06_ddp", "bf16", "cuda:0", "NVIDIA H100 80GB HBM3", RESNET),
+    "07": ("07_augmentation", "bf16", "cuda:0", "NVIDIA H100 80GB HBM3", RESNET),
 }
 UNASKED = {"02 on a CPU": ("02_amp", "bf16", "cpu", "AMD EPYC", LIGHT)}
 

@@ -29,7 +29,10 @@ RECORDED = {
     "06_ddp": "h200/06-resnet50-bf16-x2*",
     "09_compile": "h200/09-ladder-resnet50-5-default*",
 }
-OTHERS = {"11_fsdp": "for models that do not fit"}
+OTHERS = {
+    "07_augmentation": "for accuracy, not for speed",
+    "11_fsdp": "for models that do not fit",
+}
 PRECISIONS = "00 and 01 are in fp32, the others in bf16. 02 has the autotuner of 03 already."
 OLDER = "05 and 06 are older: their optimizer was not fused."
 UNTIL_THEN = "The recorded ladder. Yours will be drawn here once one of your checks has passed."

@@ -207,7 +207,8 @@ def flags_of(trainer: Path) -> list[Flag]:
         raise UserError(f"{trainer}, line {error.lineno}: {error.msg}: mend it first") from None
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "flags.parse":
-            return declared(*(arg.value for arg in node.args if isinstance(arg, ast.Constant)))
+            words = (word for arg in node.args for word in ast.walk(arg))  # also in *("x", "y")
+            return declared(*(word.value for word in words if isinstance(word, ast.Constant)))
     raise UserError(f"{trainer} has no flag: expected a trainer that calls flags.parse")
 
 
