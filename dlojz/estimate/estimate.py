@@ -222,6 +222,8 @@ def parsed(trainer, plan: Plan):
     args.accumulate = 1
     if "compile" in args:
         args.compile = "off"
+    if "mix" in args:
+        args.mix = "off"  # it needs a moment's memory, before the forward pass
     if plan.sharding == "fsdp":
         args.channels_last = False  # FSDP2 refuses weights that are not contiguous
     return args

@@ -70,6 +70,7 @@ class _Probe:
             found["placed"] = [int((there == box).all((1, 2)).sum()) for box in (inside, turned)]
         if targets is None:
             return found
+        found["calls"] = seen.calls
         found |= {"shape": list(targets.shape), "dtype": inventory.word(targets.dtype)}
         if tuple(targets.shape) == (FEW, self._classes):
             targets, labels = targets.float().cpu(), seen.labels.cpu()
@@ -94,7 +95,7 @@ class _Probe:
         labels = (numbers % self._classes).to(self._device)
         draws = mixing.draws_of(0, 0, 0, images, (HEIGHT, WIDTH))
         draws = mixing.Draws(numbers ^ 1, draws.share, draws.box)  # of the other colour and class
-        seen = SimpleNamespace(images=None, targets=None, labels=labels, draws=draws)
+        seen = SimpleNamespace(images=None, targets=None, calls=0, labels=labels, draws=draws)
         seen.given, seen.before = batch, batch.clone()
         model = _Model(seen, self._classes, trains)
         names = getattr(self._training, "__slots__", None) or vars(self._training)
@@ -123,10 +124,11 @@ class _Model:
 
 
 def _criterion(seen):
-    """Return a criterion that keeps its targets."""
+    """Return a criterion that keeps its targets, and counts its calls."""
 
     def keep(*args, **kwargs):
         logits, seen.targets = readings.given(args, kwargs)
+        seen.calls += 1
         return logits.float().mean()
 
     return keep

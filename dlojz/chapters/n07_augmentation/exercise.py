@@ -69,15 +69,20 @@ def _of(way):
 
 
 def _targets(way):
-    """Return a finding on the targets' shape, type and sums."""
-    shape, dtype = way.get("shape"), way.get("dtype")
-    low, high = way.get("sums", (0.0, 0.0))
-    ok = dtype == "float32" and max(abs(low - 1), abs(high - 1)) <= NEAR
-    text = f"{shape} of {dtype}, sums {low:.4g} to {high:.4g}"
-    labels = not shape or len(shape) == 1
-    text = "labels as they are" if labels else text
-    hint = "labels" if labels else "targets"
+    """Return a finding on the targets' shape, type and sums, in one call of the criterion."""
+    if "shape" not in way:
+        return Finding(MECHANISM, "", "", State.NOT_ASKED, "not seen", "the audit judges the loss")
+    shape, dtype, sums = way["shape"], way["dtype"], way.get("sums", ())
+    ok = dtype == "float32" and way["calls"] == 1 and _sum_to_1(way)
+    text = f"{shape} of {dtype}"
+    text += f", sums {sums[0]:.4g} to {sums[1]:.4g}" if sums else ""
+    text += f", in {way['calls']} calls" * (way["calls"] > 1)
+    hint = "labels" if len(shape) == 1 and way["calls"] == 1 else "targets"
     return Finding(MECHANISM, "", "", ok, text, "[images, classes] of float32, sums 1", hint)
+
+
+def _sum_to_1(way):
+    return all(abs(each - 1) <= NEAR for each in way.get("sums", [0.0]))
 
 
 def _shares(way):
@@ -128,6 +133,8 @@ def _why_pixels(way):
 
 def _why_labels(way):
     own, pixels = way["own"], way.get("pixels", [])
+    if not _sum_to_1(way):
+        return "targets"
     if min(own) == 1:
         return "labels"
     if _furthest(own, [1 - each for each in pixels]) <= 2 * NEAR:
