@@ -1,5 +1,6 @@
 """A batch that is mixed: its draws, the solution's arithmetic, and the probe of a check."""
 
+import shutil
 import sys
 from argparse import Namespace
 from types import SimpleNamespace
@@ -230,3 +231,20 @@ def test_a_run_that_mixes_trains_validates_and_says_what_accuracy_is(train, tmp_
     run = log.read(tmp_path)
     assert run.start["arguments"]["mix"] == "cutmix"
     assert [i["mode"] for i in run.whole.inputs] == ["train", "val"]
+
+
+def test_a_resumed_run_mixes_and_augments_as_the_whole_one(train, tmp_path, images, monkeypatch):
+    def save(training, states, args, epoch, step, real=checkpoint.save):
+        real(training, states, args, epoch, step)
+        if (epoch, step) == (0, 3):
+            shutil.copy(args.checkpoint, tmp_path / "half.pt")
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    flags = f"--data {images} --num-workers 0 --model shufflenet_v2_x0_5 --image-size 32 -b 8"
+    flags += " --precision fp32 --mix cutmix --randaugment 2 9"
+    more = [*flags.split(), "--checkpoint-every", "3"]
+    train(course.solution("07"), tmp_path / "whole", *more)
+    train(course.solution("07"), tmp_path / "half", *more, "--resume", tmp_path / "half.pt")
+    whole, half = (list(log.read(tmp_path / name).steps.loss) for name in ("whole", "half"))
+    assert len(whole) > 3
+    assert half[-len(whole[3:]) :] == whole[3:]
