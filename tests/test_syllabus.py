@@ -146,7 +146,7 @@ def test_a_day_is_rehearsed(monkeypatch, capsys):
     monkeypatch.setattr(rehearse, "report", lambda found: "")
     monkeypatch.setattr(rehearse, "problems", lambda found: [])
     assert cli.main(["rehearse", "--day", "2", "--of", "2"]) == 0
-    assert ran == ["05_dataloader", "06_ddp", "09_compile", "11_fsdp"]
+    assert ran == ["05_dataloader", "06_ddp", "07_augmentation", "09_compile", "11_fsdp"]
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,7 @@ def mixed_batch(how, trainer, images, side):
     from dlojz.images import draw
     from dlojz.training import imports, mixing
 
+    trainer = course.course_root() / trainer  # a notebook's kernel starts in notebooks/
     module = imports.from_file(trainer, "trainer_of_a_figure")
     if not hasattr(module, "mixed"):
         raise UserError(f"{trainer}: no function `mixed` in it; catch up with step 07")
