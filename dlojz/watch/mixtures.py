@@ -11,15 +11,14 @@ from argparse import Namespace
 from types import SimpleNamespace
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlojz.training import data, mixing
+from dlojz.training import data, mixing, private
 from dlojz.watch import auditor, inventory, readings
 
 HEIGHT, WIDTH = 40, 72
 FEW, MANY = 16, 64  # images
 WAYS = ("cutmix", "mixup")
-READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+READS = ("_local_scalar_dense", "nonzero")  # operations
 
 
 def look(training, args, loader) -> dict:
@@ -107,7 +106,7 @@ class _Probe:
         return seen
 
     def _counted(self, how, images):
-        with _Count() as count:
+        with _count() as count:
             self._call(how, images)
         return count
 
@@ -134,17 +133,18 @@ def _criterion(seen):
     return keep
 
 
-class _Count(TorchDispatchMode):
-    """The numbers of operations, and of those that make the host wait for a value."""
+def _count():
+    """Return a context with the numbers of operations, and of those that make the host wait."""
 
-    def __init__(self):
-        super().__init__()
-        self.operations = self.reads = 0
+    class Count(private.dispatch_mode()):
+        operations = reads = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.operations += 1
-        self.reads += func in READS
-        return func(*args, **(kwargs or {}))
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.operations += 1
+            self.reads += func.overloadpacket.__name__ in READS
+            return func(*args, **(kwargs or {}))
+
+    return Count()
 
 
 def _asked(draws, how):
