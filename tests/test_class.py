@@ -456,7 +456,7 @@ def test_a_check_shares_how_its_job_fares(monkeypatch):
     shared = []
     monkeypatch.setattr(progress, "share_state", lambda job, state: shared.append(str(state)))
     monkeypatch.setattr(run.series, "entries", lambda job: [made.entry("solution")])
-    monkeypatch.setattr(run.series, "finished", lambda job: 0)
+    monkeypatch.setattr(run.series, "unfinished", lambda job: ["solution"])
     planned = SimpleNamespace(exercise=SimpleNamespace(step="01_gpu"), compile_s=0.0)
     run._wait(Job(), planned, lambda: {}, lambda: [])
     assert shared == ["QUEUED", "RUNNING"], "its end comes with the verdict"

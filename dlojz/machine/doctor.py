@@ -340,6 +340,8 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     where = many if len(cards) > 1 else "CPU processes, over gloo"
     meaning = "data parallel" if len(cards) > 1 else "recorded figures for the speed"
     yield Entry("06 many GPUs", where, meaning)
+    mixes = "batches mixed on the GPU" if cards else "batches mixed by the cores that train"
+    yield Entry("07 augmentation", f"CPUs: {cpu['usable']}", mixes)
     speed = "and what a step gains" if cards else "the gain of a whole step needs a GPU"
     yield Entry("09 compile", _compile(facts), f"graphs, kernels, {speed}")
     peaks = "and what a GPU's memory holds" if cards else "peaks are predicted"

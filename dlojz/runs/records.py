@@ -335,7 +335,7 @@ class Update(Record):
     buffers_noise: float | None = None
     outputs: float | None = None  # None: they were not kept, either
     outputs_noise: float | None = None
-    last: float | None = None  # of the last bias; None: there is none, or it is sharded
+    last: float | None = None  # of the last bias; None: of no linear layer, or sharded
     optimizer_roundings: float = 0.0
     optimizer_worst: str | None = None
     optimizer_share: float = 0.0

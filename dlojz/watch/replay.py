@@ -122,20 +122,26 @@ class Replay(Solution):
         In any precision the model adds nothing to it. Its size is left out: an exchange, a scaler
         or a clipping may change that.
         """
-        kept = [batch.gradient for batch in mine]
-        if None in kept or len({len(gradient[0]) for gradient in kept}) != 1:
+        kept, name = [batch.gradient for batch in mine], self._last_bias()
+        if not name or None in kept or len({len(gradient[0]) for gradient in kept}) != 1:
             return None
         here = sum(gradient.double().sum(0) for gradient in kept)
         expected = sum(each.to(self.device) for each in in_each_process(here))
-        names = [n for n, g in state["gradients"].items() if g.shape == expected.shape]
-        if not names or not expected.any():
+        there = state["gradients"].get(name)
+        if there is None or there.shape != expected.shape or not expected.any():
             return None
-        before, after = (side["weights"][names[-1]] for side in (state, state["after"]))
+        before, after = (side["weights"][name] for side in (state, state["after"]))
         if torch.equal(before, after):  # the optimizer has not got it: another finding
             return None
-        there = state["gradients"][names[-1]].to(expected)
+        there = there.to(expected)
         factor = (there * expected).sum() / expected.square().sum()
         return float((there - factor * expected).norm() / there.norm())
+
+    def _last_bias(self) -> str | None:
+        """Return the bias of the model's last layer; None if that is no linear one."""
+        layers = [m for m in self._model.modules() if [*m.parameters(recurse=False)]]
+        bias = getattr(layers[-1], "bias", None) if type(layers[-1]) is torch.nn.Linear else None
+        return next((name for name, weight in self.weights.items() if weight is bias), None)
 
     def _of_the_model(self, state, mine, noisy) -> dict:
         number = state["facts"].update
