@@ -23,10 +23,9 @@ from dlojz.runs import derived, log, stats
 LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 
 UPDATES = 12  # of an audited run, all of which are done again with the solution
+ROOM = 0.3  # of a GPU's memory, which a job must leave for small runs beside it
 # Images for one process, which has 6 batches of an epoch: the last is smaller, and large enough for
 # batch normalization.
-# A small run goes on beside others if a job leaves this share of its GPU's memory.
-ROOM = 0.3
 FEW = {"classes": 3, "images_per_class": 15, "val_images_per_class": 5}
 # Two epochs of them in float32, whose updates are done again. Rounding is small there, and a small
 # model takes a moment.

@@ -123,10 +123,11 @@ class Replay(Solution):
         or a clipping may change that.
         """
         kept, name = [batch.gradient for batch in mine], self._last_bias()
-        if not name or None in kept or len({len(gradient[0]) for gradient in kept}) != 1:
+        seen = not any(gradient is None for gradient in kept)
+        sums = in_each_process([gradient.double().sum(0) for gradient in kept] if seen else [])
+        if not all(sums) or len({each.shape for some in sums for each in some}) != 1:
             return None
-        here = sum(gradient.double().sum(0) for gradient in kept)
-        expected = sum(each.to(self.device) for each in in_each_process(here))
+        expected = sum(each.to(self.device) for some in sums for each in some)
         there = state["gradients"].get(name)
         if there is None or there.shape != expected.shape or not expected.any():
             return None
