@@ -228,12 +228,12 @@ def verdict_on(case: Case, pairs: int | None = None) -> dict:
         "right": wrong.FOLDER.parent / wrong.RIGHT,
     }
     if folder := folders.get(case.kind):
-        source = wrong.source(wrong.read(folder / f"{case.name}.diff"))
+        answer = wrong.read(folder / f"{case.name}.diff")
         pairs = 1 if presets.gpus() else None  # small jobs on a processor are asked for no gain
     else:
-        source = course.solution(case.step).read_text()
+        answer = None
     begin = time.monotonic()
-    job = trainees_job(case, source)
+    job = trainees_job(case, answer)
     forget()
     try:
         verdict = check(case.step, job, pairs)
@@ -251,13 +251,12 @@ def commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def trainees_job(case: Case, source: str) -> launch.Job:
-    """Return a trainee's job with this trainer, submitted."""
+def trainees_job(case: Case, answer: wrong.Wrong | None) -> launch.Job:
+    """Return a trainee's job, submitted: with this answer, or with the solution."""
+    n_gpu, name = exercise.find(case.step).processes, f"verify-{case.step}"
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Path(folder, "dlojz.py")
-        trainer.write_text(source)
-        n_gpu = exercise.find(case.step).processes
-        job = launch.submit((str(trainer), *case.flags), n_gpu, name=f"verify-{case.step}")
+        trainer = wrong.put(answer, folder) if answer else course.solution(case.step)
+        job = launch.submit((str(trainer), *case.flags), n_gpu, name=name)
     job.wait()
     return job
 
