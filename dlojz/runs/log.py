@@ -5,6 +5,7 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 
 {"event": "start", "schema": 2, "time": "2026-11-21T08:00:00+00:00", "rank": 0, "size": 1, "hostname": "node1", "pid": 4711, "arguments": {"batch_size": 32, "model": "resnet18"}, "trainer": "trainer.py", "trainer_sha256": "9f86d081884c7d65", "git": "0a1b2c3", "versions": {"python": "3.11.7", "torch": "2.11.0"}, "cpu": "AMD EPYC", "cpu_count": 2, "instructions": ["AVX2"], "threads": 2}
 {"event": "setup", "device": "cpu", "device_name": "AMD EPYC", "warmup_steps": 3, "parameters": 11181642, "parameter_bytes": 44726568, "optimizer": "SGD", "classes": 10, "train_images": 1000, "val_images": 200, "steps_per_epoch": 32, "steps": 12}
+{"event": "rates", "rates": [1e-05, 0.01, 10.0], "losses": [2.31, 2.29, NaN]}
 {"event": "step", "epoch": 0, "step": 0, "images": 32, "lr": 0.004, "loss": 2.31, "host_ms": {"data": 40.1, "transfer": 0.1, "forward": 60.2, "backward": 101.5, "update": 5.3}}
 {"event": "step", "epoch": 0, "step": 1, "images": 32, "lr": 0.004, "loss": 2.29, "host_ms": {"data": 0.1, "transfer": 0.1, "forward": 6.2, "backward": 7.5, "update": 1.3}, "device_ms": {"data": 0.0, "transfer": 1.1, "forward": 16.2, "backward": 31.5, "update": 1.9}, "ahead_ms": 35.4}
 {"event": "window", "first_step": 3, "steps": 9, "wall_s": 1.86, "energy_j": 640.2, "others_cpu": 0.13, "sm_clock_mhz": [1980, 1755], "throttled": ["power cap"], "host_memory_bytes": 912345678}
@@ -29,7 +30,6 @@ import io
 import json
 import os
 import sys
-from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -40,17 +40,17 @@ from dlojz import course, idr_torch
 from dlojz.machine import cpus, meters
 from dlojz.runs import outcome, records
 from dlojz.runs.advice import advice
+from dlojz.runs.columns import Steps
 from dlojz.runs.console import Progress
 from dlojz.runs.folder import events_file, new_run, path_of, trace_file
 from dlojz.runs.origin import origin
 
 SCHEMA = 2
-PHASES = ("data", "transfer", "forward", "backward", "update")  # of a step, in their order
 # Steps that the Chronometer leaves out: cuDNN picks kernels, the allocator grows, workers start. It
 # waits on, up to the second number, until an update is seen: a gradient scaler skips the first.
 WARMUP_STEPS, MOST_WARMUP_STEPS = 3, 12
 EVENTS = ("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory")
-EVENTS += ("measure", "case", "end")
+EVENTS += ("rates", "measure", "case", "end")
 
 # The fields that readers compute with, by event; those of `start` may be missing.
 TEXT, COUNT, NUMBER = (str, "text"), (int, "a whole number"), ((int, float), "a number")
@@ -136,6 +136,11 @@ class RunLog:
             steps_per_epoch=steps,
             steps=cut * self._args.epochs,
         )
+
+    def rates(self, table):
+        """Write the table of a learning-rate finder: pairs of a rate and a loss."""
+        rates, losses = zip(*table, strict=True)
+        self._write("rates", **records.Rates([*rates], [*losses]).written())
 
     def step(self, values: dict, host_ms: dict, device_ms: dict | None, ahead_ms: float | None):
         """Write one training step, as the Chronometer resolved it."""
@@ -288,33 +293,6 @@ def _device_name(device):
 # Reading ------------------------------------------------------------------------------------
 
 
-@dataclass
-class Steps:
-    """The steps of a run as columns: 10^6 steps take 120 MB, not gigabytes of dicts."""
-
-    epoch: array = field(default_factory=lambda: array("l"))
-    step: array = field(default_factory=lambda: array("l"))
-    images: array = field(default_factory=lambda: array("l"))
-    lr: array = field(default_factory=lambda: array("d"))
-    loss: array = field(default_factory=lambda: array("d"))
-    host_ms: dict = field(default_factory=lambda: {p: array("d") for p in PHASES})
-    device_ms: dict = field(default_factory=lambda: {p: array("d") for p in PHASES})
-    ahead_ms: array = field(default_factory=lambda: array("d"))  # NaN before the window
-
-    def __len__(self):
-        return len(self.step)
-
-    def append(self, event):
-        """Append a `step` event. Raises KeyError or TypeError for a missing or wrong field."""
-        for name in ("epoch", "step", "images", "lr", "loss"):
-            getattr(self, name).append(event[name])
-        for phase in PHASES:
-            self.host_ms[phase].append(event["host_ms"][phase])
-            if "device_ms" in event:
-                self.device_ms[phase].append(event["device_ms"][phase])
-        self.ahead_ms.append(event.get("ahead_ms", float("nan")))
-
-
 class Cases(dict):
     """The fields of each case of an experiment, by its name; LogError for one that is missing."""
 
@@ -354,6 +332,7 @@ class Run:
     audit: records.Audit = field(default_factory=records.Audit)
     stopwatch: records.Stopwatch = field(default_factory=records.Stopwatch)
     replay: records.Replay = field(default_factory=records.Replay)
+    rates: records.Rates = field(default_factory=records.Rates)
     measures: list[records.Measure] = field(default_factory=list)
     cases: dict[str, dict] = field(default_factory=dict)  # see Cases
     memory: dict = field(default_factory=dict)
@@ -473,6 +452,8 @@ def _take(run, event):
         getattr(run, kind + "s").append(event)
     elif kind == "measure":
         run.measures.append(records.Measure.read(event))
+    elif kind == "rates":
+        run.rates = records.Rates.read(event)
     elif kind == "case":
         run.cases[event["case"]] = {k: v for k, v in event.items() if k not in ("event", "case")}
     elif kind == "evidence":

@@ -420,6 +420,14 @@ EVIDENCE = {  # by `when`, which is also the name in a log.Run
 }
 
 
+@dataclass(frozen=True)
+class Rates(Record):
+    """The table of a learning-rate finder; a loss is that before the update at its rate."""
+
+    rates: list = field(default_factory=list)
+    losses: list = field(default_factory=list)
+
+
 # The measures of an experiment ------------------------------------------------------------------
 
 
