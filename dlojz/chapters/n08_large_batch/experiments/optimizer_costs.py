@@ -66,11 +66,9 @@ def prepared(name, way, args, device) -> tuple[torch.optim.Optimizer, Callable]:
 
 
 def state_bytes(optimizer) -> int:
-    """Return the bytes of an optimizer's state on the device of its weights."""
-    device = optimizer.param_groups[0]["params"][0].device
+    """Return the bytes of an optimizer's values for each weight, without its counts of updates."""
     values = [v for state in optimizer.state.values() for v in state.values()]
-    tensors = [v for v in values if torch.is_tensor(v) and v.device == device]
-    return sum(v.numel() * v.element_size() for v in tensors)
+    return sum(v.numel() * v.element_size() for v in values if v.ndim)
 
 
 def main():
