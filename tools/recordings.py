@@ -325,7 +325,7 @@ RECORDINGS = {
         "08-batches-x4": at("batches.py"),
         "08-variants-x4": at("variants.py"),
         "08-finder": at("finder.py"),
-        "08-costs": at("costs.py"),
+        "08-costs": at("optimizer_costs.py"),
     },
     "09": {  # their sizes suit the device: a GPU's or a processor's
         "09-pointwise": at("pointwise.py"),

@@ -5,10 +5,10 @@ On a GPU the forward and backward pass of a batch are recorded once as a CUDA gr
 images, launching the kernels would take longer than they do.
 """
 
+import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from types import SimpleNamespace
 
@@ -26,9 +26,12 @@ from dlojz.training import data, flags, imports, models
 # takes two seconds.
 ON_GPU = {"image_size": 32, "classes": 24, "images_per_class": 400, "val_per_class": 100}
 ON_GPU |= {"epochs": 8, "batches": [64, 256, 1024, 4096], "at": 1024, "rates": 5, "seeds": 5}
+ON_GPU |= {"optimizers": ["sgd", "lamb", "adamw", "lars", "lion", "muon"]}
 ON_CPU = {"image_size": 24, "classes": 8, "images_per_class": 64, "val_per_class": 25}
 ON_CPU |= {"epochs": 6, "batches": [16, 128], "at": 128, "rates": 3, "seeds": 2}
+ON_CPU |= {"optimizers": ["sgd", "lamb"]}
 TUNING_SEEDS = (100, 101)  # the seeds of `--seeds` count from 0
+MOMENTUM = 0.9  # of SGD and LARS
 FACTOR = 2.5  # between two learning rates of a grid
 
 
@@ -51,16 +54,19 @@ KINDS = {
 }
 
 
-@cache
 def optimizers():
     """Return the solved optimizers.py."""
-    return imports.from_file(course.course_root() / "solutions" / "optimizers.py", "optimizers")
+    return imports.beside(course.solution("08"), "optimizers")
 
 
 def built(plan, model):
     """Return the optimizer of a plan, as the trainer of 08 builds it."""
-    given = {"optimizer": plan.optimizer, "lr": plan.rate, "mom": 0.9}
-    return optimizers().build(SimpleNamespace(**given, wd=KINDS[plan.optimizer].decay), model)
+    decay = KINDS[plan.optimizer].decay
+    if plan.optimizer == "sgd":
+        weights = model.parameters()
+        return torch.optim.SGD(weights, plan.rate, MOMENTUM, weight_decay=decay, fused=True)
+    given = {"optimizer": plan.optimizer, "lr": plan.rate, "mom": MOMENTUM, "wd": decay}
+    return optimizers().build(SimpleNamespace(**given), model)
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,8 @@ def train(plan: Plan, args, images, device) -> dict:
     if plan.growing:
         side = args.image_size * 3 // 4
         loaders = [loader(smaller(images, side, args.image_size), "train", side, plan), full]
-    sources = [(step_of(model, own, device), endless(own)) for own in loaders]
+    graphs = args.graphs and device.type == "cuda"
+    sources = [(step_of(model, own, graphs), endless(own)) for own in loaders]
     scheduler = schedule(plan, optimizer, updates)
     session.wait(device)
     sensors, begin = meters.Sensors(device, idr_torch.size), time.perf_counter()
@@ -183,10 +190,10 @@ def backward(model, images, labels):
     return loss.detach()
 
 
-def step_of(model, loader, device):
+def step_of(model, loader, graphs):
     """Return a function that puts the gradients of images and labels into the weights."""
     model.train()
-    if device.type == "cuda":
+    if graphs:
         return recorded(model, *next(iter(loader)))
 
     def step(images, labels):
@@ -262,7 +269,7 @@ def compute_again(model, loader):
 # Many trainings ----------------------------------------------------------------------------------
 
 
-def add_flags(parser, device, **defaults):
+def add_flags(parser, device):
     """Add the flags of a program that trains many times, with sizes that suit the device."""
     add, positive = parser.add_argument, flags.at_least(1)
     add("--model", default="resnet18", help="a classifier of torchvision")
@@ -272,10 +279,13 @@ def add_flags(parser, device, **defaults):
     add("--val-per-class", type=positive, help="images of each class for validation")
     add("-e", "--epochs", type=positive, help="training passes")
     add("--batches", type=positive, nargs="+", help="images per update; the first is the small one")
+    add("--optimizers", nargs="+", choices=KINDS, help="the first two also with other batches")
     add("--at", type=positive, help="the large batch, of what is trained with one batch only")
     add("--rates", type=positive, help="learning rates that each optimizer may try")
+    graphs = argparse.BooleanOptionalAction
+    add("--graphs", action=graphs, default=True, help="on a GPU, record each step as a CUDA graph")
     add("--seeds", type=positive, help="fresh trainings of what was chosen")
-    parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU), **defaults)
+    parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
 
 
 def check(parser, args):

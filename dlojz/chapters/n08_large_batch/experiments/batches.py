@@ -12,6 +12,7 @@ In a job of several processes the trainings are dealt out among them, each with 
 """
 
 import argparse
+from itertools import product
 
 import torch
 from tqdm import tqdm
@@ -19,9 +20,8 @@ from tqdm import tqdm
 from dlojz import idr_torch
 from dlojz.chapters import session
 from dlojz.chapters.n08_large_batch import trainings
-from dlojz.chapters.n08_large_batch.trainings import KINDS, TUNING_SEEDS, Plan
+from dlojz.chapters.n08_large_batch.trainings import TUNING_SEEDS, Plan
 
-SWEPT = ("sgd", "lamb")  # over all batches; the others at one of them
 RULES = {  # of the learning rate, by the quotient of the batches
     "same rate": lambda quotient: 1.0,
     "square root": lambda quotient: quotient**0.5,
@@ -31,9 +31,9 @@ AS_MANY_UPDATES = ("same rate", "linear")
 
 
 def settings(args) -> list[tuple[str, int]]:
-    """Return the optimizers with their batches, the longest trainings first."""
-    swept = [(name, batch) for batch in sorted(args.batches) for name in SWEPT]
-    return list(dict.fromkeys([*swept, *((name, args.at) for name in KINDS)]))
+    """Return the optimizers with their batches; what takes equally long stands together."""
+    swept = product(args.optimizers[:2], sorted(args.batches))
+    return list(dict.fromkeys([*swept, *product(args.optimizers, [args.at])]))
 
 
 def tuning(args):
@@ -58,6 +58,8 @@ def fresh(args, chosen):
 def ruled(args, chosen):
     """Return the trainings of SGD with a rate that a rule takes from the small batch."""
     small = min(args.batches)
+    if ("sgd", small) not in chosen:
+        return []
     images = args.classes * args.images_per_class
     as_many = args.epochs * (images // small)
     found = []
@@ -80,8 +82,7 @@ def main():
     )
     trainings.add_flags(parser, device)
     args = trainings.check(parser, parser.parse_args())
-    mine = len(settings(args)) * (args.rates * len(TUNING_SEEDS) + args.seeds)
-    mine += args.seeds * len([*RULES, *AS_MANY_UPDATES])
+    mine = len(tuning(args)) + args.seeds * len([*settings(args), *RULES, *AS_MANY_UPDATES])
     bar = tqdm(total=mine // idr_torch.size, unit="training", disable=not idr_torch.is_master)
     # Only results are exchanged: gloo suffices, and leaves a GPU alone that records a graph.
     group = session.process_group(torch.device("cpu"))

@@ -2,8 +2,8 @@
 
 Submitted by a notebook: submit("dlojz/chapters/n08_large_batch/experiments/finder.py").
 
-The finder is `find_rate` of the solved optimizers.py, with SGD on the small task of batches.py, from
-fresh weights, with several batches and seeds.
+The finder is `find_rate` of the solved optimizers.py, with SGD on the small task of batches.py.
+Every curve begins with fresh weights.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from dlojz import idr_torch
 from dlojz.chapters import resident, session
 from dlojz.chapters.n08_large_batch import trainings
 from dlojz.chapters.n08_large_batch.trainings import Plan
-from dlojz.training import flags
+from dlojz.training import flags, metrics, models
 
 STEPS = {"cuda": 100, "cpu": 30}  # updates
 
@@ -25,24 +25,23 @@ STEPS = {"cuda": 100, "cpu": 30}  # updates
 def curve(plan, steps, args, images, device) -> list[tuple[float, float]]:
     """Return the rates with their losses, as the finder found them."""
     torch.manual_seed(plan.seed)
-    model = trainings.models.build(args.model, args.classes, args.image_size)
+    model = models.build(args.model, args.classes, args.image_size)
     model = model.to(device, memory_format=torch.channels_last).train()
     optimizer = plan.build(plan, model)
     scheduler = trainings.schedule(plan, optimizer, steps)
     training = SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler)
     training.scaler = torch.amp.GradScaler(device.type, enabled=False)
-    training.metrics = torch.nn.Module()  # no metric: nothing of it has to be put back
+    training.metrics = metrics.build().to(device)
 
     def train(images, labels):
         model.zero_grad()
         loss = trainings.backward(model, images, labels)
         optimizer.step()
-        return loss
+        return loss.item()
 
     loader = trainings.loader(images, "train", args.image_size, plan)
     batches = islice(trainings.endless(loader), steps)
-    found = trainings.optimizers().find_rate(training, train, list(batches))
-    return [(float(rate), float(loss)) for rate, loss in found]
+    return trainings.optimizers().find_rate(training, train, list(batches))
 
 
 def main():

@@ -4,8 +4,8 @@ Submitted by a notebook:
 
     dlojz/chapters/n08_large_batch/experiments/variants.py
 
-SGD and AdamW choose their learning rate first, with seeds of their own. Every change keeps that
-rate. A seed has the same first weights and images in all of them, so they are compared by pairs.
+Both optimizers, SGD and AdamW, choose their learning rate first, with seeds of their own; every
+change keeps it. A seed has the same first weights and images in all, so they are compared by pairs.
 
 In a job of several processes the trainings are dealt out among them, each with its own GPU.
 """

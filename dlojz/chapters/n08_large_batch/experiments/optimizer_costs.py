@@ -1,14 +1,14 @@
 """The cost of an optimizer: its state's bytes, and the time of one update of all weights.
 
-Submitted by a notebook: submit("dlojz/chapters/n08_large_batch/experiments/costs.py").
+Submitted by a notebook: submit("dlojz/chapters/n08_large_batch/experiments/optimizer_costs.py").
 
 Each optimizer updates the weights of the same model, from gradients that stay as they are: one
 weight after the other, in lists (foreach), in one kernel (fused), and compiled. All take turns.
 """
 
 import argparse
-from itertools import product
 from collections.abc import Callable
+from itertools import product
 from types import SimpleNamespace
 
 import torch
@@ -62,15 +62,13 @@ def prepared(name, way, args, device) -> tuple[torch.optim.Optimizer, Callable]:
     if way != "compiled":
         return optimizer, optimizer.step
     optimizer.step()  # makes the states, which is not to be compiled
-    return optimizer, torch.compile(lambda: optimizer.step(), dynamic=False)
+    return optimizer, torch.compile(lambda: optimizer.step())
 
 
 def state_bytes(optimizer) -> int:
-    """Return the bytes of an optimizer's state on the device of its weights."""
-    device = optimizer.param_groups[0]["params"][0].device
+    """Return the bytes of an optimizer's values for each weight, without its counts of updates."""
     values = [v for state in optimizer.state.values() for v in state.values()]
-    tensors = [v for v in values if torch.is_tensor(v) and v.device == device]
-    return sum(v.numel() * v.element_size() for v in tensors)
+    return sum(v.numel() * v.element_size() for v in values if v.ndim)
 
 
 def main():
@@ -89,6 +87,8 @@ def main():
     parser.add_argument("--compiled", action=compiled, default=True, help="also compiled updates")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()
+    torch._dynamo.config.recompile_limit = 64  # all compiled updates are of the same function
+    torch._dynamo.config.capture_scalar_outputs = True  # LAMB reads its count of updates
     with session.begin(args, device) as (run, _):
         wanted = [c for c in combinations() if args.compiled or c[1] != "compiled"]
         calls, about = {}, {}
