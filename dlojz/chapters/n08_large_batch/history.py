@@ -66,7 +66,7 @@ def _area(record):
 
 
 def _write(ax, record):
-    """Write what a record is beside its dot, on the left of the two that have a right neighbour."""
+    """Write the name of a record beside its dot: on the left of those with a right neighbour."""
     batch = "" if record.batch is None else f", batch {record.batch:,}"
     text = f"{record.who} {record.year}: {record.processors:,} {record.of}{batch}"
     beside = _area(record) ** 0.5 / 2 + 5
