@@ -20,7 +20,8 @@ SIZES = {"model": "shufflenet_v2_x0_5", "image_size": 32, "epochs": 2, "classes"
 SIZES |= {"images_per_class": 16, "val_per_class": 4, "graphs": True}
 ARGS = SimpleNamespace(**SIZES)
 TINY = "--model shufflenet_v2_x0_5 --image-size 32 -e 1 --classes 3 --images-per-class 8"
-TINY += " --val-per-class 4 --batches 8 16 --at 16 --rates 2 --seeds 2"
+TINY += " --val-per-class 4 --batches 8 16 --at 16 --rates 2 --seeds 2 --scale 1"
+TINY += " --optimizers sgd lamb"
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +147,7 @@ def test_a_batch_larger_than_the_set_is_refused(capsys):
     trainings.add_flags(parser, CPU)
     with pytest.raises(SystemExit):
         trainings.check(parser, parser.parse_args(["--at", "4096"]))
-    assert "512 images are less than a batch of 4096" in capsys.readouterr().err
+    assert "240 images are less than a batch of 4096" in capsys.readouterr().err
 
 
 # The programs ------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def tuning(args):
     return [
         ({"phase": "tuning"}, Plan(name, batch, rate, seed))
         for name, batch in settings(args)
-        for rate in trainings.rates(name, args.rates)
+        for rate in trainings.rates(name, args.rates, args.scale)
         for seed in TUNING_SEEDS
     ]
 

@@ -85,7 +85,7 @@ def tuning(args):
     return [
         ({"phase": "tuning"}, Plan(name, args.at, rate, seed))
         for name in CHANGES
-        for rate in trainings.rates(name, args.rates)
+        for rate in trainings.rates(name, args.rates, args.scale)
         for seed in TUNING_SEEDS
     ]
 
