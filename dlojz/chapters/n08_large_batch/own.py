@@ -1,8 +1,9 @@
-"""Figures of a trainee's own runs in notebook 08: the curve of a finder, the length of updates."""
+"""Numbers and figures of the runs of a trainee in notebook 08: finder, updates, learning rates."""
 
 import math
 from functools import partial
 
+from dlojz.chapters.n08_large_batch import figures
 from dlojz.course import UserError
 from dlojz.figures import drawing
 from dlojz.figures.report import PALETTE, SERIES
@@ -46,3 +47,9 @@ def plot_layers(run, ax=None):
         drawing.caption(ax, f"update {updates}, weights of two and more dimensions")
         drawing.legend(ax, 2, (0, 1.06))
     return ax
+
+
+def rate_ratio(run, optimizer: str = "sgd") -> float:
+    """Return the best learning rate of the large batch, as a multiple of the smallest batch's."""
+    found = {batch: s.rate for (name, batch), s in figures.fresh(run).items() if name == optimizer}
+    return found[figures.large(run)] / found[min(found)]
