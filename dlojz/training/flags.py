@@ -137,7 +137,7 @@ STEPS = (  # each is added by a step of the course, by its name without the hyph
     _flag(
         "--schedule",
         "onecycle",
-        "how the learning rate falls afterwards; onecycle rises in a curve, too",
+        "the fall of the learning rate afterwards; onecycle also rises in a curve",
         choices=("onecycle", "cosine", "constant"),
     ),
     _flag("--find-lr", 0, "learning rates to try before the training; 0: none", least=0),
