@@ -277,6 +277,8 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse
         parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
     if getattr(args, "sharding", "") == "fsdp" and idr_torch.size == 1:
         parser.error("--sharding fsdp needs at least two processes: submit it with n_gpu=2")
+    if (getattr(args, "sharding", ""), getattr(args, "optimizer", "")) == ("fsdp", "muon"):
+        parser.error("--optimizer muon needs whole matrices: with --sharding fsdp take another one")
     if getattr(args, "mix", "off") != "off" and idr_torch.is_master:
         print("note: with --mix, the training's accuracy counts each image's own label only")
     if not 0 <= getattr(args, "warm_up", 0) <= 1:
