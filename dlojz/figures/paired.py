@@ -61,7 +61,7 @@ def rows(run, only=None) -> list[Row]:
     """
     run, found = measured(run), {}
     for case in trainings(run):
-        title, by_seed = found.setdefault(case["variant"], (case["title"], {}))
+        by_seed = found.setdefault(case["variant"], (case["title"], {}))[1]
         by_seed[case["seed"]] = 100 * case["accuracy"]
     first, (_, clean) = next(iter(found.items()))
     made = []
