@@ -339,8 +339,7 @@ def main():
     run.setup(device, training, train_loader, val_loader)
     # 08d: try learning rates; the training then begins as if none had been tried
     if args.find_lr and not args.resume:
-        rates = imports.beside(__file__, "optimizers").rates
-        run.rates(rates(train_step, training, train_loader, args))
+        imports.beside(__file__, "optimizers").trial(run, train_step, training, train_loader, args)
 
     chrono = Chronometer(device, run, witness=evidence.watch(run, training, train_loader, args))
     # 04: set chrono.profiler, which records a few steps

@@ -209,7 +209,7 @@ def find_rate(training, train, batches, lowest=1e-5, highest=10.0):
     return table
 
 
-def rates(train_step, training, loader, args):
-    """Return the table of `find_rate` for the trainer, whose state stays as it was."""
-    batches = finder.Batches(loader, args.find_lr)
-    return find_rate(training, finder.updating(train_step, training, args), batches)
+def trial(run, train_step, training, loader, args):
+    """Log the table of `find_rate` for the trainer's `train_step`, before a training."""
+    train = finder.updating(train_step, training, args)
+    run.rates(find_rate(training, train, finder.Batches(loader, args.find_lr)))

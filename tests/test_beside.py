@@ -216,7 +216,6 @@ SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4
 
 def importing(text):
     """A trainer that has its optimizer from the file beside it."""
-    text = text.replace("import checkpoint, data,", "import checkpoint, data, imports,")
     return text.replace("torch.optim.SGD(", 'imports.beside(__file__, "optimizers").sgd(').replace(
         "args.lr, args.mom, weight_decay=args.wd", "args"
     )
@@ -225,7 +224,7 @@ def importing(text):
 @pytest.fixture
 def with_file(course_folder, monkeypatch):
     """A course folder in which step 01 has a second file, and the trainee is at step 02."""
-    monkeypatch.setitem(course.BESIDE, "01_gpu", FILE)
+    monkeypatch.setattr(course, "BESIDE", {"01_gpu": FILE})
     handed_out = course.prepared("01_gpu")
     handed_out.parent.mkdir(parents=True)
     handed_out.write_text(HANDED_OUT)

@@ -137,7 +137,7 @@ STEPS = (  # each is added by a step of the course, by its name without the hyph
     _flag(
         "--schedule",
         "onecycle",
-        "how the learning rate falls afterwards; onecycle rises in a curve, too",
+        "the fall of the learning rate afterwards; onecycle also rises in a curve",
         choices=("onecycle", "cosine", "constant"),
     ),
     _flag("--find-lr", 0, "learning rates to try before the training; 0: none", least=0),
@@ -277,6 +277,8 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse
         parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
     if getattr(args, "sharding", "") == "fsdp" and idr_torch.size == 1:
         parser.error("--sharding fsdp needs at least two processes: submit it with n_gpu=2")
+    if (getattr(args, "sharding", ""), getattr(args, "optimizer", "")) == ("fsdp", "muon"):
+        parser.error("--optimizer muon needs whole matrices: with --sharding fsdp take another one")
     if getattr(args, "mix", "off") != "off" and idr_torch.is_master:
         print("note: with --mix, the training's accuracy counts each image's own label only")
     if not 0 <= getattr(args, "warm_up", 0) <= 1:
