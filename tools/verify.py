@@ -44,6 +44,9 @@ SMALL = {
     "05_dataloader": (12, 24, f"--precision fp32 {FILES} 1"),
     "06_ddp": (8, 16, "--precision fp32"),
     "07_augmentation": (8, 16, "--precision fp32 --mix cutmix"),
+    "08_large_batch": (
+        *(8, 16, "--precision fp32 --optimizer lamb --warm-up 0.1 --schedule cosine"),
+    ),
     "09_compile": (8, 16, "--precision fp32 --compile {mode}"),
     "11_fsdp": (8, 16, "--precision bf16 --sharding fsdp --checkpointing blocks"),
 }
@@ -56,6 +59,8 @@ LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
     "05_dataloader": f"--model resnet50 -b 64 --test-nsteps 400 {FILES} 16",
     "06_ddp": "--model resnet50 -b 256 --test-nsteps 20 --precision bf16",
     "07_augmentation": "--model resnet50 -b 256 --test-nsteps 30 --precision bf16 --mix cutmix",
+    "08_large_batch": "--model resnet50 -b 256 --test-nsteps 12 --precision bf16 --optimizer lamb "
+    "--warm-up 0.1 --schedule cosine",
     "09_compile": "--model resnet50 -b 256 --test-nsteps 30 --precision bf16",
     "11_fsdp": "--model vit_l_16 -b 32 --test-nsteps 24 --precision bf16 --optimizer adamw "
     "--lr 0.001 --sharding fsdp --checkpointing blocks",
@@ -65,6 +70,7 @@ ON_THE_DEVICE = {  # hints that another device may change
     "02_amp": {"scaler", "scaler-step", "scaler-update", "unscale", "tf32", "format", "item"},
     "03_channels_last": {"autotuner"},
     "06_ddp": {"device", "backend"},
+    "08_large_batch": {"item"},
     "09_compile": {*exercise.read_hints("09_compile")},
 }
 

@@ -20,6 +20,7 @@ MADE_UP, LOSSES, RATES = 1e-3, 1e-3, 1e-6  # as shares
 # The known part of a run's geometry, by class: its name, the number, the parts of the model, the
 # bounds, and whether the first update alone has it. Elements without a gradient don't move, and a
 # matrix may have singular values of 0: so there the largest number is judged.
+# The iteration reaches 1.2024 from below 0.5 % of the norm, computed; 1.13 from larger values.
 LIKE, ONE, SINGULAR = (
     (1 - LENGTH, 1 + LENGTH),
     (1 - ELEMENT, 1 + ELEMENT),
