@@ -281,7 +281,7 @@ def add_flags(parser, device):
     add("--at", type=positive, help="the large batch, of what is trained with one batch only")
     add("--rates", type=positive, help="learning rates that each optimizer may try")
     graphs = argparse.BooleanOptionalAction
-    add("--graphs", action=graphs, default=True, help="on a GPU, record each step as a CUDA graph")
+    add("--graphs", action=graphs, default=True, help="CUDA graphs of the steps, on a GPU")
     add("--scale", type=float, help="factor of these rates: smaller for smaller batches")
     add("--seeds", type=positive, help="fresh trainings of what was chosen")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))

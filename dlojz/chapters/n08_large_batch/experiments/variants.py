@@ -27,7 +27,7 @@ DECAY = KINDS["adamw"].decay
 
 @dataclass(frozen=True)
 class Change:
-    """A training that differs from the clean one of its optimizer."""
+    """A difference from the clean training of an optimizer."""
 
     title: str
     times: float = 1.0  # the chosen learning rate
