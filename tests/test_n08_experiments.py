@@ -213,7 +213,7 @@ def test_a_finder_has_a_curve_for_each_batch_and_seed(tmp_path):
 
 
 def test_costs_count_the_bytes_of_the_states(tmp_path):
-    flags = "--model shufflenet_v2_x0_5 --rounds 2 --times 1 --no-compiled".split()
+    flags = "--model shufflenet_v2_x0_5 --rounds 2 --times 1".split()
     folder = run_main(experiment_file("optimizer_costs.py"), tmp_path / "run", *flags)
     cases = log.read(folder).cases
     values = {name: case["state_bytes"] / case["parameters"] for name, case in cases.items()}
@@ -222,3 +222,16 @@ def test_costs_count_the_bytes_of_the_states(tmp_path):
     assert values["LAMB, one by one"] == 8
     assert 4 < values["Muon, one by one"] < 8, "two values for the classifier only"
     assert all(len(case["ms"]) == 2 for case in cases.values())
+
+
+def test_an_update_that_cannot_be_compiled_is_left_out_and_told(monkeypatch, capsys):
+    program = load("optimizer_costs")
+
+    def refused():
+        raise RuntimeError("no compiler\nmore")
+
+    monkeypatch.setattr(program, "prepared", lambda *_: (None, refused))
+    assert program.first_updates("lamb", "compiled", None, CPU) is None
+    assert capsys.readouterr().out == "lamb, compiled: left out: no compiler\n"
+    with pytest.raises(RuntimeError, match="no compiler"):
+        program.first_updates("lamb", "one by one", None, CPU)

@@ -225,7 +225,7 @@ def _plot_spent(ax, line, what, place):
 
 
 def paying_text(line: list[Setting]) -> str:
-    """Return what each larger batch saves of the time, and what it costs in accuracy."""
+    """Return the saving of each larger batch in time, and its cost in accuracy."""
     first, *others = line
     told = []
     for s in others:
@@ -239,7 +239,7 @@ def paying_text(line: list[Setting]) -> str:
 
 
 def plot_optimizers(run, ax=None):
-    """Draw what each optimizer reached with the large batch: while it was tuned, and afterwards.
+    """Draw the accuracy of each optimizer with the large batch: while tuned, and afterwards.
 
     Grey: the trainings of the tuning, all its rates. In colour: the chosen rate on fresh seeds.
     """
@@ -282,7 +282,7 @@ def _plot_mean(ax, at, mean, colour, label):
 
 
 def optimizers_text(order: list[Setting], small: Setting | None) -> str:
-    """Return how the best optimizer compares with the next, and with SGD on small batches."""
+    """Return the gap of the best optimizer to the next, and to SGD on small batches."""
     best, *others = order
     told = [f"Batches of {best.batch:,}: {best.title} is first"]
     told += [_beside(best, other) for other in others[:1]]
@@ -291,7 +291,7 @@ def optimizers_text(order: list[Setting], small: Setting | None) -> str:
 
 
 def _beside(one, other):
-    """Return how much better or worse one is than another, in words."""
+    """Return the difference of one from another, in words."""
     told = difference(other, one)
     if told.word in (BETTER, WORSE):
         return f"{paired.words(told)} than {other.title}"
@@ -327,7 +327,7 @@ def _ruled(run):
 
 
 def plot_rules(run, ax=None):
-    """Draw what SGD loses with the large batch, by the rule of its rate and by its updates."""
+    """Draw the loss of SGD with the large batch, by the rule of its rate and by its updates."""
     small, others = _ruled(run)
     with drawing.axes(ax, (9, 1.9 + 0.55 * len(others)), "x") as ax:
         _plot_pairs(ax, [(title, small, s) for title, s in others])
@@ -407,7 +407,7 @@ def plot_variants(run, optimizer: str = "sgd", ax=None):
 
 
 def variants_text(clean: Setting, others: dict[str, Setting]) -> str:
-    """Return which changes are shown better than the clean training, and how many are worse."""
+    """Return the changes that are shown better than the clean training, and the number of worse."""
     words = {title: difference(clean, other).word for title, other in others.items()}
     better = [title for title, word in words.items() if word == BETTER]
     worse = sum(word == WORSE for word in words.values())
@@ -417,7 +417,7 @@ def variants_text(clean: Setting, others: dict[str, Setting]) -> str:
 
 
 def variants(run, optimizer: str = "sgd") -> Table:
-    """Return a table of what each change brings, with the time of its training."""
+    """Return a table of the difference that each change makes, with the time of its training."""
     clean, others = changes(run, optimizer)
     rows = [(clean.title, clean.accuracy().text(), "", "", _number(clean.mean("seconds")))]
     for title, s in others.items():

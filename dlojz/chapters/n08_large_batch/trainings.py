@@ -8,6 +8,7 @@ images, launching the kernels would take longer than they do.
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
@@ -281,7 +282,7 @@ def add_flags(parser, device):
     add("--at", type=positive, help="the large batch, of what is trained with one batch only")
     add("--rates", type=positive, help="learning rates that each optimizer may try")
     graphs = argparse.BooleanOptionalAction
-    add("--graphs", action=graphs, default=True, help="on a GPU, record each step as a CUDA graph")
+    add("--graphs", action=graphs, default=True, help="CUDA graphs of the steps, on a GPU")
     add("--scale", type=float, help="factor of these rates: smaller for smaller batches")
     add("--seeds", type=positive, help="fresh trainings of what was chosen")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
@@ -294,6 +295,18 @@ def check(parser, args):
         more = "give more --images-per-class or smaller --batches and --at"
         parser.error(f"{images} images are less than a batch of {largest}: {more}")
     return args
+
+
+@contextmanager
+def processes(device):
+    """Let the processes exchange results, each on its own GPU, where its graphs are recorded.
+
+    Through gloo: NCCL's threads would ask a GPU for its work while a graph is recorded.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with session.process_group(torch.device("cpu")):
+        yield
 
 
 class Trainer:

@@ -14,7 +14,6 @@ In a job of several processes the trainings are dealt out among them, each with 
 import argparse
 from itertools import product
 
-import torch
 from tqdm import tqdm
 
 from dlojz import idr_torch
@@ -84,9 +83,7 @@ def main():
     args = trainings.check(parser, parser.parse_args())
     mine = len(tuning(args)) + args.seeds * len([*settings(args), *RULES, *AS_MANY_UPDATES])
     bar = tqdm(total=mine // idr_torch.size, unit="training", disable=not idr_torch.is_master)
-    # Only results are exchanged: gloo suffices, and leaves a GPU alone that records a graph.
-    group = session.process_group(torch.device("cpu"))
-    with session.begin(args, device) as (run, _), group, bar:
+    with session.begin(args, device) as (run, _), trainings.processes(device), bar:
         trainer = trainings.Trainer(run, args, device, bar)
         chosen = trainings.best(trainer.each(tuning(args)))
         trainer.each(ruled(args, chosen) + fresh(args, chosen))

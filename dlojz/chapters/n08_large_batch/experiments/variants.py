@@ -27,7 +27,7 @@ DECAY = KINDS["adamw"].decay
 
 @dataclass(frozen=True)
 class Change:
-    """A training that differs from the clean one of its optimizer."""
+    """A difference from the clean training of an optimizer."""
 
     title: str
     times: float = 1.0  # the chosen learning rate
@@ -112,9 +112,7 @@ def main():
     args = trainings.check(parser, parser.parse_args())
     mine = len(tuning(args)) + args.seeds * sum(map(len, CHANGES.values()))
     bar = tqdm(total=mine // idr_torch.size, unit="training", disable=not idr_torch.is_master)
-    # Only results are exchanged: gloo suffices, and leaves a GPU alone that records a graph.
-    group = session.process_group(torch.device("cpu"))
-    with session.begin(args, device) as (run, _), group, bar:
+    with session.begin(args, device) as (run, _), trainings.processes(device), bar:
         trainer = trainings.Trainer(run, args, device, bar)
         chosen = trainings.best(trainer.each(tuning(args)))
         trainer.each(changed(args, chosen))

@@ -62,7 +62,7 @@ def _mark(ax, rate, number, marker, label):
 
 
 def finder_text(minima: dict[int, float], chosen: dict[int, float]) -> str:
-    """Return how much higher the lowest loss lies than the rate that trains best."""
+    """Return the rate of the lowest loss, as a multiple of the one that trains best."""
     ratios = {b: rate / chosen[b] for b, rate in minima.items() if b in chosen}
     if not ratios:
         told = ", ".join(f"{rate:.2g} (batch {batch:,})" for batch, rate in minima.items())
@@ -117,7 +117,7 @@ def plot_costs(run, ax=None):
 
 
 def costs_text(cases: list[dict]) -> str:
-    """Return how LAMB compares with fused AdamW, one by one and compiled."""
+    """Return the time of LAMB's update in that of fused AdamW's, one by one and compiled."""
     ms = {(c["optimizer"], c["way"]): statistics.median(c["ms"]) for c in cases}
     base, told = ms["adamw", "fused"], []
     for way in ("one by one", "compiled"):
