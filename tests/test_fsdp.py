@@ -29,8 +29,8 @@ RUNS = {
     "accumulates-ddp": "--sharding ddp --accumulate 2 --clip-norm 0.1",
     "adamw": "--sharding fsdp --optimizer adamw --lr 1e-3 --deterministic",
     "adamw-ddp": "--sharding ddp --optimizer adamw --lr 1e-3",
-    "lamb": "--sharding fsdp --optimizer lamb --lr 0.03 --warm-up 0.1",
-    "lamb-ddp": "--sharding ddp --optimizer lamb --lr 0.03 --warm-up 0.1",
+    "lamb": "--sharding fsdp --optimizer lamb --lr 0.03 --schedule constant",
+    "lamb-ddp": "--sharding ddp --optimizer lamb --lr 0.03 --schedule constant",
     "compiled": "--sharding fsdp --optimizer adamw --lr 1e-3 --checkpointing blocks "
     "--compile aot_eager",
 }
