@@ -209,16 +209,13 @@ def test_a_trainer_that_shards_by_itself_is_asked(sharding, checkpointing, train
 OPTIMIZERS = {"sgd": 1, "adamw": 2, "lamb": 2, "lars": 1, "lion": 1, "muon": 1}  # values per weight
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "sharding"), [*((name, "ddp") for name in OPTIMIZERS), ("lamb", "fsdp")]
+)
 def test_an_optimizer_keeps_as_many_values_as_it_does_on_a_device(name, sharding, tiny):
     tiny(2)
     own = imports.trainer(REPOSITORY / "solutions/dlojz_11_fsdp.py")
     asked = plan(gpus=2, sharding=sharding, flags=("--optimizer", name))
-    if (name, sharding) == ("muon", "fsdp"):
-        with pytest.raises(SystemExit):
-            estimate.measured(own, asked)
-        return
     parts = estimate.measured(own, asked)["update"].parts
     expected = OPTIMIZERS[name] * parts["parameters"]
     if name == "muon":  # its classifier has AdamW, which keeps a second value
