@@ -305,11 +305,13 @@ def test_each_line_of_mixing_names_its_launches(mixing_run):
 @pytest.mark.parametrize("how", ["mixup", "cutmix"])
 def test_a_mixed_batch_is_the_trainers_own(how):
     file = course.solution("07")
-    pixels, targets = figures.mixed_batch(how, file, 4, 32)
-    assert pixels.shape == (4, 32, 32, 3)
+    plain, pixels, targets = figures.mixed_batch(how, file, 4, 32)
+    assert plain.shape == pixels.shape == (4, 32, 32, 3)
     assert targets.sum(1) == pytest.approx(np.ones(4))
     axes = figures.plot_batch(how, file, images=4, side=32)
-    assert [ax.get_title(loc="left") for ax in axes] == [*map(figures.shares_text, targets)]
+    texts = [figures.shares_text(target, label) for label, target in enumerate(targets)]
+    assert [ax.get_title(loc="left") for ax in axes[1]] == texts
+    assert [ax.get_title(loc="left") for ax in axes[0]] == [f"class {n}" for n in range(4)]
 
 
 def test_a_trainer_that_does_not_mix_yet_is_told_apart(tmp_path):
@@ -323,8 +325,10 @@ def test_a_trainer_that_does_not_mix_yet_is_told_apart(tmp_path):
             figures.mixed_batch("mixup", file, 4, 32)
 
 
-def test_shares_are_named_with_the_largest_first():
-    assert figures.shares_text(np.array([0.25, 0.0, 0.75])) == "0.75 of 2 + 0.25 of 0"
+def test_shares_are_named_with_the_images_own_first():
+    target = np.array([0.25, 0.0, 0.75])
+    assert figures.shares_text(target, 0) == "0.25 of 0 + 0.75 of 2"
+    assert figures.shares_text(target, 1) == "0.00 of 1 + 0.25 of 0 + 0.75 of 2"
 
 
 def trained(path, variants, **sizes):

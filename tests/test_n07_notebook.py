@@ -75,3 +75,25 @@ def test_recipes_gain_what_the_notebook_says():
     yield f"by {min(gains):.1f} to {max(gains):.1f} points for a single change"
     yield f"took {min(int(recipe.epochs) for recipe in figures.RECIPES)} epochs or more"
     assert int(last.epochs) > int(single[0].epochs)
+
+
+def crossing():
+    """Return the accuracies of the short and of the long task, and their differences by title."""
+    paths = (runs.recorded(f"h100/07-accuracy-{task}-x4") for task in ("short", "long"))
+    return [figures.Task.of(path) for path in paths]
+
+
+@claims("07_augmentation")
+def test_one_training_gains_what_the_other_loses():
+    short, long = (task.others[RANDAUGMENT].difference.mean for task in crossing())
+    yield f"{RANDAUGMENT} costs {-short:.1f} points of accuracy in a short training"
+    yield f"in a short training, and brings {long:.1f} in a long one"
+
+
+def test_every_change_costs_the_short_training_and_only_cutmix_the_long_one():
+    short, long = ({t: row.difference for t, row in task.others.items()} for task in crossing())
+    assert len(short) == len(long) == 5
+    assert all(found.mean + found.half < 0 for found in short.values())
+    losers = [title for title, found in long.items() if found.mean + found.half < 0]
+    assert losers == ["CutMix, alpha 1"]
+    assert all(d.mean - d.half > 0 for title, d in long.items() if title not in losers)

@@ -597,6 +597,14 @@ def test_a_trainer_that_compiles_is_switched_off_or_refused(mine, monkeypatch):
         measuring.Training(solution, flags)
 
 
+def test_a_trainer_that_mixes_gets_its_draws(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    flags = ["--model", "shufflenet_v2_x0_5", "-b", "4", "--image-size", "32"]
+    training = measuring.Training(course.solution("07"), [*flags, "--mix", "cutmix"])
+    training.step()
+    assert training.parts.draws.box.shape == (4, 4)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

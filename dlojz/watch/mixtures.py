@@ -53,6 +53,8 @@ class _Probe:
         counts = [self._counted(how, images) for images in (FEW, MANY)]
         found = {
             "how": how,
+            "images": FEW,
+            "classes": self._classes,
             "operations": [count.operations for count in counts],
             "reads": counts[-1].reads,
             "in_place": not torch.equal(seen.given, seen.before),

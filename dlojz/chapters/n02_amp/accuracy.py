@@ -16,7 +16,7 @@ COLOURS = {WORSE: PALETTE["failure"], BETTER: SERIES[0]}
 WIDE = 38  # characters of a title in a line
 LINEAR = 10.0  # points up to which the scale is linear: a collapse must not hide the rest
 USEFUL = (0.6, 0.9)  # accuracies of the clean training at which a loss or a gain can be seen
-TICKS = (-80, -40, -10, -5, 0, 5, 10, 40, 80)
+TICKS = (-80, -40, -20, -10, -5, 0, 5, 10, 20, 40, 80)
 
 
 def table(run, only=None) -> Table:

@@ -210,7 +210,9 @@ def plot_supply(loader_runs, model_run, ax=None):
         sentences, shown, model = [], {}, summary(model_run)
         for (name, run), colour in zip(named.items(), SERIES, strict=False):
             found = supply(run, model)
-            cases = _loader_cases(log.read(run))
+            cases = _loader_cases(loader := log.read(run))
+            if not loader.end:
+                sentences.append(f"{name}: its job failed or goes on, so worker counts are missing")
             label = name + _others_text(cases, found.cores)
             shown[label] = _plot_given(ax, cases, colour)
             sentences += wrap(f"{name}: {found.short}" if len(named) > 1 else str(found), 105)

@@ -78,7 +78,8 @@ def _targets(way):
     text += f", sums {sums[0]:.4g} to {sums[1]:.4g}" if sums else ""
     text += f", in {way['calls']} calls" * (way["calls"] > 1)
     hint = "labels" if len(shape) == 1 and way["calls"] == 1 else "targets"
-    return Finding(MECHANISM, "", "", ok, text, "[images, classes] of float32, sums 1", hint)
+    asked = f"[{way['images']}, {way['classes']}] of float32, sums 1"
+    return Finding(MECHANISM, "", "", ok, text, asked, hint)
 
 
 def _sum_to_1(way):
@@ -133,7 +134,7 @@ def _why_pixels(way):
 
 def _why_labels(way):
     own, pixels = way["own"], way.get("pixels", [])
-    if not _sum_to_1(way):
+    if not _sum_to_1(way) or way["dtype"] != "float32":
         return "targets"
     if min(own) == 1:
         return "labels"

@@ -170,22 +170,24 @@ def _plot_way(ax, cases, label, colour, on_gpu):
 
 
 def plot_batch(how: str = "cutmix", trainer=None, images: int = 6, side: int = 128, axes=None):
-    """Draw a batch as `mixed` returns it, with the shares of its labels.
+    """Draw a batch before `mixed` and as it returns it, with the shares of its labels.
 
     how: "mixup" or "cutmix"; trainer: a file, by default yours.
     """
-    pixels, targets = mixed_batch(how, trainer or course.trainer(), images, side)
-    with drawing.axes(axes, (1.8 * images, 2.4), shape=(1, images)) as axes:
-        for ax, image, target in zip(axes, pixels, targets, strict=True):
+    plain, pixels, targets = mixed_batch(how, trainer or course.trainer(), images, side)
+    texts = [f"class {label}" for label in range(images)]
+    texts += [shares_text(target, label) for label, target in enumerate(targets)]
+    with drawing.axes(axes, (1.8 * images, 4.4), shape=(2, images)) as axes:
+        for ax, image, text in zip(axes.flat, [*plain, *pixels], texts, strict=True):
             ax.imshow(image)
             ax.set(xticks=[], yticks=[])
             ax.grid(visible=False)
-            drawing.caption(ax, shares_text(target))
+            drawing.caption(ax, text)
     return axes
 
 
 def mixed_batch(how, trainer, images, side):
-    """Return a trainer's mixed images, [N, side, side, 3], and targets; each has its own class."""
+    """Return images of a class each, [N, side, side, 3], the same when mixed, and their targets."""
     import torch
     from PIL import Image
 
@@ -206,12 +208,13 @@ def mixed_batch(how, trainer, images, side):
     if targets.shape != (images, images):
         expected = f"[{images}, {images}], a share of each class"
         raise UserError(f"{trainer}: `mixed` returned targets {[*targets.shape]}, not {expected}")
-    return pixels.permute(0, 2, 3, 1).numpy(), targets.numpy()
+    return np.stack(shown), pixels.permute(0, 2, 3, 1).numpy(), targets.numpy()
 
 
-def shares_text(target) -> str:
-    """Return the classes of one target with their shares, the largest first."""
-    order = [label for label in np.argsort(-target, kind="stable") if target[label] > 0.0005]
+def shares_text(target, own: int) -> str:
+    """Return the classes of one target with their shares, the image's own first."""
+    others = [label for label in np.flatnonzero(target > 0.0005) if label != own]
+    order = [own, *others]
     return " + ".join(f"{target[label]:.2f} of {label}" for label in order)
 
 

@@ -30,7 +30,7 @@ from dlojz.chapters.session import seconds, tell_the_older_switch, wait
 from dlojz.course import UserError
 from dlojz.machine import cpus
 from dlojz.traces import trace
-from dlojz.training import imports, private
+from dlojz.training import imports, mixing, private
 from dlojz.training.chronometer import NoMarks
 from dlojz.training.imports import first_line
 from dlojz.watch import compilation
@@ -118,6 +118,9 @@ class Training:
         self.batch = [part.to(self.device) for part in next(iter(loader))]
         classes = len(loader.dataset.classes)
         self.parts = self.trainer.build_training(self.args, self.device, classes, UPDATES)
+        if getattr(self.args, "mix", "off") != "off":  # an epoch draws it for each batch
+            size = len(self.batch[0]), self.args.image_size
+            self.parts.draws = mixing.draws_of(self.args.seed, 0, 0, *size).to(self.device)
         if compilation.is_compiled(self.model):
             raise UserError(
                 f"{file} compiles its model already: give flags with which it does not, such as "
