@@ -29,8 +29,8 @@ RUNS = {
     "accumulates-ddp": "--sharding ddp --accumulate 2 --clip-norm 0.1",
     "adamw": "--sharding fsdp --optimizer adamw --lr 1e-3 --deterministic",
     "adamw-ddp": "--sharding ddp --optimizer adamw --lr 1e-3",
-    "lamb": "--sharding fsdp --optimizer lamb --lr 0.03 --warm-up 0.1",
-    "lamb-ddp": "--sharding ddp --optimizer lamb --lr 0.03 --warm-up 0.1",
+    "lamb": "--sharding fsdp --optimizer lamb --lr 0.03 --schedule constant",
+    "lamb-ddp": "--sharding ddp --optimizer lamb --lr 0.03 --schedule constant",
     "compiled": "--sharding fsdp --optimizer adamw --lr 1e-3 --checkpointing blocks "
     "--compile aot_eager",
 }
@@ -142,6 +142,15 @@ def test_a_sharded_training_needs_two_processes(capsys):
     with pytest.raises(SystemExit):
         flags.check(parser, args)
     assert "needs at least two processes: submit it with n_gpu=2" in capsys.readouterr().err
+
+
+def test_muon_is_refused_in_shards(capsys, monkeypatch):
+    asked = {"model": "vit_tiny", "checkpoint": None, "resume": None, "num_workers": 1}
+    args = argparse.Namespace(**asked, sharding="fsdp", optimizer="muon")
+    monkeypatch.setattr(flags, "idr_torch", SimpleNamespace(size=2))
+    with pytest.raises(SystemExit):
+        flags.check(argparse.ArgumentParser(), args)
+    assert "muon needs whole matrices: with --sharding fsdp take" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ That solutions pass is seen in the solved notebooks: conftest.py.
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import made
 import pytest
@@ -105,7 +104,7 @@ def judged(step):
 @pytest.fixture(scope="module", params=exercises.STEPS)
 def runs(request, tmp_path_factory):
     """(step, its job): solution, starter and all wrong answers of a step, run in one job."""
-    step, folder = request.param, tmp_path_factory.mktemp("wrong")
+    step = request.param
     flags = (FLAGS + OWN[step]).split()
     solution = course.solution(step)
     wanted = [series.Entry("solution", solution, flags, audit=plan.LEDGER)]
@@ -116,8 +115,7 @@ def runs(request, tmp_path_factory):
     for extra in exercises.find(step).extras(False):
         wanted.append(plan.short(extra, solution, of_solution=True))
     for answer in judged(step):
-        trainer = Path(folder, f"{answer.name}.py")
-        trainer.write_text(wrong.source(answer))
+        trainer = wrong.put(answer, tmp_path_factory.mktemp(answer.name))
         wanted += entries(step, f"{answer.name}--", trainer, flags, answer.expect)
     n = exercises.find(step).processes
     job = series.submit(wanted, Request(name=f"wrong-{step}", time_max_s=3600, n_gpu=n))
@@ -165,4 +163,4 @@ def test_a_wrong_answer_names_a_hint_of_its_exercise(subtests):
     for answer in (*wrong.every(), *wrong.museum()):
         with subtests.test(f"{answer.step}-{answer.name}"):
             assert answer.expect in exercises.find(answer.step).hints
-            assert wrong.source(answer) != course.solution(answer.step).read_text()
+            assert wrong.sources(answer) != wrong.solved(answer.step)

@@ -6,7 +6,7 @@ gradients, and their mean loss, which all get, decides when all of them stop.
 
 import copy
 from argparse import Namespace
-from itertools import count
+from itertools import chain, count, islice
 from types import SimpleNamespace
 
 import torch
@@ -15,7 +15,7 @@ from dlojz.training import checkpoint
 
 
 class Batches:
-    """The first batches of a training, epoch by epoch; fewer need no whole epoch."""
+    """The first batches of a training, in as many epochs as that takes."""
 
     def __init__(self, loader, number: int):
         self.loader, self.number = loader, number
@@ -24,18 +24,16 @@ class Batches:
         return self.number
 
     def __iter__(self):
-        sampler, left = self.loader.batch_sampler, self.number
-        drawn = len(sampler.drawn)
-        for epoch in count():
-            sampler.set_epoch(epoch)
-            for batch in self.loader:
-                if left == 0:
-                    break
-                left -= 1
-                yield batch
-            del sampler.drawn[drawn:]  # they are not the training's
-            if left == 0:
-                return
+        drawn = self.loader.batch_sampler.drawn
+        trained = len(drawn)
+        try:
+            yield from islice(chain.from_iterable(map(self._epoch, count())), self.number)
+        finally:
+            del drawn[trained:]  # what is noted there is the training's
+
+    def _epoch(self, number):
+        self.loader.batch_sampler.set_epoch(number)
+        yield from self.loader
 
 
 def updating(train_step, training, args):

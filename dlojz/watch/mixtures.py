@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import torch
 
+from dlojz.runs import records
 from dlojz.training import data, mixing, private
 from dlojz.watch import auditor, inventory, readings
 
@@ -19,6 +20,12 @@ HEIGHT, WIDTH = 40, 72
 FEW, MANY = 16, 64  # images
 WAYS = ("cutmix", "mixup")
 READS = ("_local_scalar_dense", "nonzero")  # operations
+
+
+def watch(run, training, args, loader):
+    """Log the batches that the trainer's `forward` makes, if there are any."""
+    if mixed := look(training, args, loader):
+        run.evidence(records.Mixtures(**mixed))
 
 
 def look(training, args, loader) -> dict:
