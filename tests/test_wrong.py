@@ -66,7 +66,7 @@ CRASHED = ending.Ending(ending.How.FAILED, "crashed")
 # The hints that only a replay gives: the other answers are judged without one, to save minutes.
 REPLAYED = {
     *("pixels", "rate", "settings", "frozen", "criterion", "gradients", "update", "batch-norm"),
-    *("evaluation", "later", "touched", "cached", "drawn"),
+    *("evaluation", "later", "touched", "cached", "drawn", "built", "ratio"),
 }
 # Those that need the run of two epochs, besides.
 TWO_EPOCHS = {

