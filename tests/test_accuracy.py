@@ -100,7 +100,7 @@ def drawing():
 
 
 def test_small_images_are_the_middles_of_the_drawings(drawing):
-    made, labels = small.images("val", classes=2, per_class=2, side=20, workers=1)
+    made, labels = small.images("val", range(2), per_class=2, side=20, workers=1)
     images = made["usual"]
     assert images.shape == (4, 3, 20, 20)
     assert images.dtype == np.uint8
@@ -114,10 +114,24 @@ def test_small_images_are_the_middles_of_the_drawings(drawing):
 def test_a_drawing_is_drawn_once_for_all_ways(monkeypatch, drawing):
     drawn = []
     monkeypatch.setattr(draw, "jpeg", lambda *which: drawn.append(which) or drawing)
-    made, _ = small.images("val", 1, 2, side=20, ways=list(small.WAYS), workers=1)
+    made, _ = small.images("val", [0], 2, side=20, ways=list(small.WAYS), workers=1)
     assert drawn == [(0, "val", 0, 0), (0, "val", 0, 1)]
     shapes = {way: images.shape[1:] for way, images in made.items()}
     assert shapes == dict.fromkeys(small.WAYS, (3, 20, 20)) | {"large": (3, 80, 80)}
+
+
+def test_processes_draw_a_part_of_the_classes_each(monkeypatch):
+    whole, labels = small.images("val", range(3), 2, side=20, workers=1)
+    parts = [small.images("val", range(3)[rank::2], 2, side=20, workers=1) for rank in (0, 1)]
+
+    def gather(found, own):
+        found[:] = parts
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setattr(resident, "idr_torch", SimpleNamespace(size=2))
+    images, found = resident.together(*parts[0])
+    assert (found == labels).all()
+    assert (images["usual"] == whole["usual"]).all()
 
 
 def test_both_decoders_return_the_same_bytes(drawing):

@@ -144,6 +144,15 @@ def test_a_sharded_training_needs_two_processes(capsys):
     assert "needs at least two processes: submit it with n_gpu=2" in capsys.readouterr().err
 
 
+def test_muon_is_refused_in_shards(capsys, monkeypatch):
+    asked = {"model": "vit_tiny", "checkpoint": None, "resume": None, "num_workers": 1}
+    args = argparse.Namespace(**asked, sharding="fsdp", optimizer="muon")
+    monkeypatch.setattr(flags, "idr_torch", SimpleNamespace(size=2))
+    with pytest.raises(SystemExit):
+        flags.check(argparse.ArgumentParser(), args)
+    assert "muon needs whole matrices: with --sharding fsdp take" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("shape", "processes", "dimension"),
     [((1, 5, 192), 2, 2), ((1, 1, 192), 5, None), ((192, 3, 16, 16), 2, None), ((1,), 2, None)],

@@ -658,14 +658,16 @@ def test_a_server_whose_job_ends_is_not_waited_for(slurm_hub, site):
         local.rename(away)
     local.touch()  # a server keeps its files in this folder
     begin = time.monotonic()
-    with pytest.raises(RuntimeError, match="500"):
-        trainee.ask("POST", f"/hub/api/users/{trainee.name}/server", json={})
+    try:  # the hub answers at once, or later if the machine is busy
+        with pytest.raises(RuntimeError, match=r"500|gave up"):
+            hub_load.Trainee.start(trainee)
+    finally:
+        local.unlink()
+        if away.exists():
+            away.rename(local)
     assert time.monotonic() - begin < 60
     said = slurm_hub.log.read_text()
     assert re.search(rf"RuntimeError: job \d+ ended before(.*\n)+.*'{local}", said), said[-3000:]
-    local.unlink()
-    if away.exists():
-        away.rename(local)
 
 
 def test_a_server_over_slurm_tells_the_hub_its_port_and_nothing_else(bea, tmp_path):

@@ -24,6 +24,7 @@ OWN = {
     "05_dataloader": f" -b 12 --precision fp32 --num-workers 1 --data {os.environ['DLOJZ_DATA']}",
     "06_ddp": " -b 8 --precision fp32",
     "07_augmentation": " -b 8 --precision fp32 --mix cutmix",
+    "08_large_batch": " -b 8 --precision fp32 --optimizer lamb --warm-up 0.1 --schedule cosine",
     "09_compile": " -b 8 --precision fp32 --model squeezenet1_1 --compile aot_eager",
     "11_fsdp": " -b 8 --precision bf16 --model vit_tiny --sharding fsdp --checkpointing blocks",
 }
@@ -37,6 +38,10 @@ NEED = {
         "tf32": {"enabled"},
     },
     "06_ddp": {"accumulates": {"accumulate", "deal", "mean", "schedule", "no-sync"}},
+    "08_large_batch": {
+        "finder": {"table", "weights-kept", "buffers-kept", "states-kept", "rates-kept", "tried"}
+        | {"updates-kept", "geometric", "stop", "first-rise", "micro-batches", "warm-up"},
+    },
     "11_fsdp": {
         "two-batches": {"clip", "no-sync", "all-write", "accumulate", "goes-on", "shard"},
         "copies": {"not-asked"},
@@ -51,6 +56,7 @@ EXPECTED = {  # of the trainer as it is before the step
     "05_dataloader": "decode",
     "06_ddp": "share",
     "07_augmentation": "flag",
+    "08_large_batch": "flag",
     "09_compile": "flag",
     "11_fsdp": "flag",
 }
@@ -70,6 +76,7 @@ TWO_EPOCHS = {
     "05_dataloader": {"validation"},
     "06_ddp": {"epoch", "one-writer", "gather", "train-mode", "names"},
     "07_augmentation": {"metrics", "randaugment"},
+    "08_large_batch": {"by-epochs", "peak", "warm-up", "schedule", "scaled"},
     "09_compile": {"backends", "not-asked", "mode"},
 }
 

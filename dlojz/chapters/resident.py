@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torchvision import transforms
 from torchvision.transforms.v2 import RandAugment, functional
@@ -12,6 +13,7 @@ from tqdm import tqdm
 
 from dlojz import idr_torch
 from dlojz.chapters import small
+from dlojz.training import distributed
 from dlojz.training.data import draws_of
 
 MARGIN = 1.25  # side of the stored images, relative to the crop's
@@ -23,19 +25,39 @@ USUAL = {"train": ["usual"], "val": ["usual"]}
 def draw(args, device, ways: Mapping[str, Iterable[str]] = USUAL):
     """Return {split: (images, labels)} on the device, with images by way.
 
+    Processes that are joined in a group draw a part of the classes each, and exchange them.
     args: with --image-size, --classes, --images-per-class and --val-per-class.
     """
     side, found = round(MARGIN * args.image_size), {}
+    share = (idr_torch.rank, idr_torch.size) if distributed.are_joined() else (0, 1)
+    mine = range(args.classes)[share[0] :: share[1]]
     counts = {"train": args.images_per_class, "val": args.val_per_class}
-    total, quiet = args.classes * sum(counts.values()), not idr_torch.is_master
+    total, quiet = len(mine) * sum(counts.values()), not idr_torch.is_master
     with tqdm(total=total, unit="image", desc="drawing", disable=quiet) as bar:
         for split, count in counts.items():
-            images, labels = small.images(
-                split, args.classes, count, side, [*dict.fromkeys(ways[split])], progress=bar.update
+            own = small.images(
+                split,
+                mine,
+                count,
+                side,
+                [*dict.fromkeys(ways[split])],
+                workers=idr_torch.cpus_per_task,
+                progress=bar.update,
             )
+            images, labels = together(*own) if share[1] > 1 else own
             images = {way: torch.from_numpy(made).to(device) for way, made in images.items()}
             found[split] = images, torch.from_numpy(labels).to(device)
     return found
+
+
+def together(images: Mapping[str, np.ndarray], labels: np.ndarray):
+    """Return the images and labels that all processes have drawn, class by class."""
+    parts = [None] * idr_torch.size
+    torch.distributed.all_gather_object(parts, (images, labels))
+    labels = np.concatenate([part[1] for part in parts])
+    order = np.argsort(labels, kind="stable")
+    whole = {way: np.concatenate([part[0][way] for part in parts])[order] for way in images}
+    return whole, labels[order]
 
 
 @dataclass(frozen=True)

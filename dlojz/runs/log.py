@@ -5,13 +5,13 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 
 {"event": "start", "schema": 2, "time": "2026-11-21T08:00:00+00:00", "rank": 0, "size": 1, "hostname": "node1", "pid": 4711, "arguments": {"batch_size": 32, "model": "resnet18"}, "trainer": "trainer.py", "trainer_sha256": "9f86d081884c7d65", "git": "0a1b2c3", "versions": {"python": "3.11.7", "torch": "2.11.0"}, "cpu": "AMD EPYC", "cpu_count": 2, "instructions": ["AVX2"], "threads": 2}
 {"event": "setup", "device": "cpu", "device_name": "AMD EPYC", "warmup_steps": 3, "parameters": 11181642, "parameter_bytes": 44726568, "optimizer": "SGD", "classes": 10, "train_images": 1000, "val_images": 200, "steps_per_epoch": 32, "steps": 12}
-{"event": "rates", "rates": [1e-05, 0.01, 10.0], "losses": [2.31, 2.29, NaN]}
 {"event": "step", "epoch": 0, "step": 0, "images": 32, "lr": 0.004, "loss": 2.31, "host_ms": {"data": 40.1, "transfer": 0.1, "forward": 60.2, "backward": 101.5, "update": 5.3}}
 {"event": "step", "epoch": 0, "step": 1, "images": 32, "lr": 0.004, "loss": 2.29, "host_ms": {"data": 0.1, "transfer": 0.1, "forward": 6.2, "backward": 7.5, "update": 1.3}, "device_ms": {"data": 0.0, "transfer": 1.1, "forward": 16.2, "backward": 31.5, "update": 1.9}, "ahead_ms": 35.4}
 {"event": "window", "first_step": 3, "steps": 9, "wall_s": 1.86, "energy_j": 640.2, "others_cpu": 0.13, "sm_clock_mhz": [1980, 1755], "throttled": ["power cap"], "host_memory_bytes": 912345678}
 {"event": "validation", "seconds": 0.91}
 {"event": "epoch", "epoch": 0, "train_loss": 2.2, "train_accuracy": 0.21, "val_loss": 2.1, "val_accuracy": 0.25}
 {"event": "memory", "process_peak_bytes": 812345678}
+{"event": "rates", "rates": [1e-05, 0.01, 10.0], "losses": [2.31, 2.29, NaN]}
 {"event": "measure", "what": "kept for backward", "value": 1.2e9, "unit": "bytes", "x": 64}
 {"event": "case", "case": "channels_last", "step_ms": [31.2, 31.4]}
 {"event": "evidence", "when": "probe", "logits": {"dtype": "bfloat16", "device": "cuda:0"}}

@@ -287,7 +287,7 @@ class Mixtures(Record):
 
 @dataclass(frozen=True)
 class Begun(Record):
-    """A training with an optimizer of `optimizers.py`, or after a finder, as it begins."""
+    """The state of a training as it begins, by an optimizer of its own or after a finder."""
 
     optimizer: str | None = None
     weights: str | None = None  # checksums

@@ -64,7 +64,7 @@ def layers(optimizer, model, before) -> list[dict]:
         step = (old - weight.double()) / rate
         free = step - decay * old
         length, size = torch.stack([step.norm(), old.norm()]).tolist()
-        row = {"name": name, "length": length, "size": size}
+        row = {"name": name, "rate": rate, "length": length, "size": size}
         row |= {"free": torch.stack(free.abs().aminmax()).tolist()}
         rows.append(row | ({"singular": singular(free.flatten(1))} if weight.ndim > 1 else {}))
     return rows
@@ -89,7 +89,7 @@ def summary(rows: list[dict]) -> dict:
     *matrices, last = [row for row in rows if "singular" in row]
     parts = {"matrices": matrices, "classifier": [last]}
     parts["vectors"] = [row for row in rows if "singular" not in row]
-    found = {}
+    found = {"rate": min(row["rate"] for row in rows)}
     for part, own in parts.items():
         numbers = {"ratio": [r["length"] / r["size"] for r in own if r["size"]]}
         for kind in ("free", "singular"):

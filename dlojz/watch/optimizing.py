@@ -12,7 +12,7 @@ import torch
 
 from dlojz.runs import records
 from dlojz.training import imports
-from dlojz.watch import auditor, geometry, inventory, readings
+from dlojz.watch import auditor, calls, geometry, inventory, readings
 
 OPTIMIZERS = ("adamw", "lamb", "lars", "lion", "muon")
 RATE, DECAY = 0.02, 0.1
@@ -35,7 +35,7 @@ def watch(run, training, args):
 
 
 def begun(training) -> dict:
-    """Return the facts of a training that is about to begin: what a finder had to put back."""
+    """Return the state of a training as it begins: a finder has put it back."""
     optimizer, model = training.optimizer, training.model
     states = {
         f"{name} {key}"
@@ -68,7 +68,7 @@ class MadeUp(torch.nn.Module):
             weight.data.normal_(std=0.1 + 0.1 * place, generator=draws)
             signs = torch.randn(weight.shape, generator=draws).sign()
             sizes = 0.5 + torch.rand(weight.shape, generator=draws)
-            weight.grad = 10.0 ** -(place % 3) * signs * sizes
+            weight.grad = 10.0 ** (place % 3) * signs * sizes
         self.hidden.weight.data.zero_()
 
 
@@ -92,9 +92,11 @@ def made(build, args) -> dict:
     optimizer = build(args, model)
     for _ in range(2):
         before = {weight: weight.detach().clone() for weight in model.parameters()}
-        optimizer.step()
+        with calls.counted() as count:
+            optimizer.step()
         found.append(geometry.layers(optimizer, model, before))
-    return {"updates": found, "mistakes": mistakes(found[0]) if args.optimizer == "lamb" else {}}
+    seen = {"updates": found, "reads": count.reads}
+    return seen | ({"mistakes": mistakes(found[0])} if args.optimizer == "lamb" else {})
 
 
 def mistakes(rows: list[dict]) -> dict:

@@ -13,19 +13,17 @@ SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8
 SMALL += (
     "--precision fp32 --deterministic --optimizer adamw --accumulate 2 --warm-up 0.1 --find-lr 24"
 )
-LENGTH = 5e-3  # weights are rounded to 6e-8 of their size, and a first step may be 1e-5 of it
-ELEMENT = 0.02  # of a step whose elements are 1, for the same reason
+LENGTH, ELEMENT = 5e-3, 0.02  # of a step's length, and of its elements
+ROUNDING = 2.0**-24  # of a weight, of which a step at a rate of 1e-6 is hardly more
 ALL, LARGEST = 0, 1  # of [least, largest]
 MADE_UP, LOSSES, RATES = 1e-3, 1e-3, 1e-6  # as shares
 # The known part of a run's geometry, by class: its name, the number, the parts of the model, the
 # bounds, and whether the first update alone has it. Elements without a gradient don't move, and a
 # matrix may have singular values of 0: so there the largest number is judged.
-# The iteration reaches 1.2024 from below 0.5 % of the norm, computed; 1.13 from larger values.
-LIKE, ONE, SINGULAR = (
-    (1 - LENGTH, 1 + LENGTH),
-    (1 - ELEMENT, 1 + ELEMENT),
-    (0.68, 1.21),
-)
+LIKE, ONE = (1 - LENGTH, 1 + LENGTH), (1 - ELEMENT, 1 + ELEMENT)
+# Of values above half a percent of the matrix's norm the iteration makes 0.68 to 1.15, of smaller
+# ones up to 1.202: computed.
+SINGULAR = 0.68, 1.22
 RULES = {
     "Lamb": ("length of each layer's step / its weights", "ratio", ALL, LIKE, False),
     "Lion": ("largest element of a step, without decay", "free", LARGEST, ONE, False),
@@ -77,20 +75,25 @@ def _geometry(run, kind):
     label, number, first, (least, most), once = RULES[kind]
     updates = [u for u in run.geometry.updates if u][: 1 if once else None]
     parts = ("matrices", "classifier") if number == "ratio" else ("matrices",)
-    found = [x for u in updates for p in parts for x in u[p].get(number, [])[first:]]
+    found = [(x, u["rate"]) for u in updates for p in parts for x in u[p].get(number, [])[first:]]
     what, asked = f"{label}, {kind.lower()}", f"{least:.4g} to {most:.4g}"
     which = MECHANISM, f"geometry-{kind.lower()}", what
     if not found:
         return Finding(*which, State.NOT_ASKED, "not seen", asked)
-    text = f"{min(found):.4g} to {max(found):.4g}, in {len(updates)} updates"
-    return Finding(*which, all(least <= x <= most for x in found), text, asked, "ratio")
+    text = f"{min(found)[0]:.4g} to {max(found)[0]:.4g}, in {len(updates)} updates"
+    near = (least - ROUNDING / rate <= x <= most + ROUNDING / rate for x, rate in found)
+    return Finding(*which, all(near), text, asked, "ratio")
 
 
 PARTS = {
     "matrices": "as long as the weights",
-    "zeros": "the update, where all weights are 0",
-    "vectors": "the update of norms and biases, as it is",
+    "zeros": "as long as Adam's, of weights of 0",
+    "vectors": "as long as Adam's, of norms and biases",
 }
+MISTAKES = (
+    *("upside-down", "of-gradient", "one-ratio", "decay-outside", "no-ratio", "vectors"),
+    *("zero-norm", "bias-correction", "decayed", "ratio"),
+)
 
 
 def _made_up(mine, reference):
@@ -99,6 +102,7 @@ def _made_up(mine, reference):
         text = mine.error or "not seen"
         yield Finding(MECHANISM, "made-up", "made-up steps", State.NOT_ASKED, text, "no error")
         return
+    yield from _reads(mine, reference)
     for how, usual in reference.ways.items():
         way = mine.ways.get(how)
         if way is None:
@@ -108,14 +112,23 @@ def _made_up(mine, reference):
             continue
         for part, asked in PARTS.items() if how == "lamb" else ():
             mistake = way["mistakes"][part]
-            what, text = f"made-up step of {part}, lamb", "another" if mistake else asked
-            which = MECHANISM, f"made-up-{part}", what
-            yield Finding(*which, not mistake, text, asked, mistake or None)
-        off = [name for name, mine, usual in _lengths(way, usual) if not _near(mine, usual)]
+            hint = mistake if mistake in MISTAKES else None
+            which = MECHANISM, f"made-up-{part}", f"made-up step of {part}, lamb"
+            yield Finding(*which, not mistake, "another" if mistake else asked, asked, hint)
+        off = {name: 1 for name, a, b in _lengths(way, usual) if not _near(a, b)}
         text, asked = (f"others: {', '.join(off)}" if off else "the solution's"), "the solution's"
         what = f"made-up steps, {how}"
         hint = _why_made_up(how, off)
         yield Finding(MECHANISM, f"made-up-{how}", what, not off, text, asked, hint)
+
+
+def _reads(mine, reference):
+    """Return a finding on the numbers that LAMB reads in an update; [] if it was not made."""
+    yours, usual = (seen.ways.get("lamb", {}).get("reads") for seen in (mine, reference))
+    if None in (yours, usual):
+        return []
+    which = MECHANISM, "made-up-reads", "numbers read in a made-up step, lamb"
+    return [Finding(*which, yours <= usual, f"{yours}", f"at most {usual}", "item")]
 
 
 def _lengths(way, usual):
@@ -130,12 +143,9 @@ def _near(mine, usual):
 
 
 def _why_made_up(how, off):
-    matrices = {name for name in off if name in ("conv.weight", "hidden.weight", "fc.weight")}
     if how == "lamb":
         return "ratio"
-    if off and not matrices:
-        return "decayed"
-    return "classifier" if matrices == {"fc.weight"} else "given"
+    return "classifier" if how == "muon" and [*off] == ["fc.weight"] else "given"
 
 
 # The schedule ------------------------------------------------------------------------------------
@@ -174,12 +184,12 @@ def _why_rates(found, usual):
     half = len(found) // 2
     if len({*found[:half]}) == len({*found[half:]}) == 1:
         return "by-epochs"
-    if len(usual) > 2 and not _apart(found, usual[::2]):
+    if any(len(usual) > 3 and not _apart(found, usual[first::2]) for first in (0, 1)):
         return "micro-batches"
     if not _apart([rate / found[0] for rate in found], [rate / usual[0] for rate in usual]):
         return "scaled"
     tops = [rates.index(max(rates)) for rates in (found, usual)]
-    if tops[1] < len(usual) - 1 and max(found) < (1 - RATES) * max(usual):
+    if tops[1] < len(usual) - 1 and max(found) < 0.9 * max(usual):
         return "peak"
     rises = tops == [len(found) - 1, len(usual) - 1]  # of a long schedule the run sees no more
     return "warm-up" if rises or tops[0] != tops[1] else "schedule"
@@ -209,21 +219,28 @@ def _finder(mine, reference):
     hint = "stop" if len(table.rates) > len(usual.rates) else "first-rise"
     same = len(table.rates) == len(usual.rates)
     yield Finding(SAME, "finder-end", "finder's end", same, *texts, hint)
-    for name, what in PUT_BACK.items():
-        yours, expected = (getattr(run.begun, name) for run in (mine, reference))
-        text = "the solution's" if yours == expected else "others"
-        what = f"{what} after the finder"
-        which = SAME, f"{name}-after", what
-        yield Finding(*which, yours == expected, text, "as before", f"{name}-kept")
+    yield from _put_back(mine, reference)
 
 
-PUT_BACK = {  # fields of `records.Begun`, each with a hint
-    "weights": "weights",
-    "buffers": "batch statistics",
-    "states": "optimizer's momenta",
-    "rates": "learning rates",
-    "updates": "schedule's updates",
+# The fields of `records.Begun` that a finder puts back: in words, and the hint.
+PUT_BACK = {
+    "weights": ("weights", "weights-kept"),
+    "buffers": ("batch statistics", "buffers-kept"),
+    "states": ("optimizer's momenta", "states-kept"),
+    "updates": ("schedule's updates", "updates-kept"),
 }
+
+
+def _put_back(mine, reference):
+    """Yield findings on the training that begins after the finder."""
+    for name, (what, hint) in PUT_BACK.items():
+        yours, expected = (getattr(run.begun, name) for run in (mine, reference))
+        text = "as before" if yours == expected else "others"
+        which = SAME, f"{name}-after", f"{what} after the finder"
+        yield Finding(*which, yours == expected, text, "as before", hint)
+    kept = mine.rates.rates[-1] in mine.begun.rates  # others may come from the schedule
+    which, text = (SAME, "rates-after", "learning rates after the finder"), "as before"
+    yield Finding(*which, not kept, "its last one" if kept else text, text, "rates-kept")
 
 
 def _growth(rates):
