@@ -224,6 +224,16 @@ def test_the_figure_says_whether_one_is_data_bound(tmp_path):
     assert "after: not data bound" in ax.get_title("left").replace("\n", " ")
 
 
+def test_the_figure_says_that_a_job_of_the_loader_failed(tmp_path):
+    model = write_log(tmp_path / "m.jsonl", device=True)
+    whole, cut = (loader(tmp_path / f"{name}.jsonl", {1: 200}) for name in ("whole", "cut"))
+    lines = [line for line in cut.read_text().splitlines() if json.loads(line)["event"] != "end"]
+    cut.write_text("\n".join(lines))
+    title = figures.plot_supply({"a": whole, "b": cut}, model).get_title("left")
+    assert "b: its job failed or goes on" in title
+    assert "a: its job failed" not in title
+
+
 # Storage -----------------------------------------------------------------------------
 
 
