@@ -21,8 +21,8 @@ class Record(NamedTuple):
     source: str
 
 
-# Each row is from the abstract of its source, which says 32k and 64k; Goyal's 8 GPUs and the batches
-# of Ying and Yamazaki are from the texts. MLPerf's source says "under 30 seconds".
+# Each row is from the abstract of its source, which says 32k and 64k; Goyal's 8 GPUs, and batches
+# of Ying and Yamazaki, are from the texts. MLPerf's source says "under 30 seconds".
 RECORDS = (
     Record("You", 2017, 14 * DAY, 1, "M40", None, "arXiv 1709.05011"),
     Record("Goyal", 2017, 29 * HOUR, 8, "P100", 256, "arXiv 1706.02677"),
@@ -71,7 +71,9 @@ def _write(ax, record):
     text = f"{record.who} {record.year}: {record.processors:,} {record.of}{batch}"
     beside = _area(record) ** 0.5 / 2 + 5
     left = record.processors == 1_024
-    look = {"ha": "right", "xytext": (-beside, 0)} if left else {"ha": "left", "xytext": (beside, 0)}
+    look = (
+        {"ha": "right", "xytext": (-beside, 0)} if left else {"ha": "left", "xytext": (beside, 0)}
+    )
     ax.annotate(
         text, (record.processors, record.seconds), textcoords="offset points", va="center",
         fontsize=8, **look,

@@ -51,5 +51,5 @@ def plot_layers(run, ax=None):
 
 def rate_ratio(run, optimizer: str = "sgd") -> float:
     """Return the best learning rate of the large batch, as a multiple of the smallest batch's."""
-    found = {batch: s.rate for (name, batch), s in figures.fresh(run).items() if name == optimizer}
+    found = {s.batch: s.rate for s in figures.by_optimizer(run)[optimizer]}
     return found[figures.large(run)] / found[min(found)]
