@@ -212,7 +212,7 @@ def plot_supply(loader_runs, model_run, ax=None):
             found = supply(run, model)
             cases = _loader_cases(loader := log.read(run))
             if not loader.end:
-                sentences.append(f"{name}: its job failed or goes on, so worker counts are missing")
+                sentences.append(f"{name}: its job failed or goes on: worker counts may be missing")
             label = name + _others_text(cases, found.cores)
             shown[label] = _plot_given(ax, cases, colour)
             sentences += wrap(f"{name}: {found.short}" if len(named) > 1 else str(found), 105)
