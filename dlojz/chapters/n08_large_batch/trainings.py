@@ -337,11 +337,14 @@ class Trainer:
         return found
 
 
-def best(cases: list[dict]) -> dict[tuple[str, int], float]:
-    """Return the learning rate with the highest mean accuracy, by optimizer and batch."""
-    found = {}
+def best(cases: list[dict], *of: str) -> dict[tuple, float]:
+    """Return the learning rate with the highest mean accuracy, by optimizer and batch.
+
+    of: what the trainings differ in, if not in these two.
+    """
+    of, found = of or ("optimizer", "batch"), {}
     for case in cases:
-        key = case["optimizer"], case["batch"]
+        key = tuple(case[name] for name in of)
         found.setdefault(key, {}).setdefault(case["rate"], []).append(case["accuracy"])
     mean = {key: {r: sum(a) / len(a) for r, a in by.items()} for key, by in found.items()}
     return {key: max(sorted(by), key=by.get) for key, by in mean.items()}
