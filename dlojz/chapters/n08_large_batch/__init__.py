@@ -2,4 +2,4 @@
 
 from dlojz.chapters import face
 
-__getattr__, __dir__ = face(__name__, "figures", "per_update", "history", "own")
+__getattr__, __dir__ = face(__name__, "figures", "paying", "per_update", "history", "own")

@@ -84,10 +84,10 @@ def settings(run, phase: str = "fresh") -> list[Setting]:
     for case in paired.trainings(run):
         if case["phase"] == phase:
             key = case["optimizer"], case["batch"], case["rate"], case.get("rule", "")
-            found.setdefault(key, []).append(case)
+            found.setdefault((*key, case["updates"]), []).append(case)
     if not found:
-        raise UserError(f"{batches_of(run).path}: no training of the phase {phase!r} in it yet")
-    return [Setting(*key, tuple(cases)) for key, cases in sorted(found.items())]
+        raise UserError(f"{trained(run).path}: no training of the phase {phase!r} in it yet")
+    return [Setting(*key[:4], tuple(cases)) for key, cases in sorted(found.items())]
 
 
 def fresh(run) -> dict[tuple[str, int], Setting]:
@@ -117,11 +117,16 @@ def by_optimizer(run) -> dict[str, list[Setting]]:
 def _setting(run) -> str:
     """Return the task and the hardware, in two lines."""
     given = summary(run).arguments
+    task = f"{task_of(given)}, {given['epochs']} epochs; {given['seeds']} seeds: {MARKS}"
+    return f"{task}\n{drawing.where(run)}"
+
+
+def task_of(given: dict) -> str:
+    """Return the model and the images of a job's arguments."""
     images = given["classes"] * given["images_per_class"]
     val = given["classes"] * given["val_per_class"]
-    task = f"{given['model']}, {given['image_size']} px, {images:,} images, {given['epochs']} "
-    task += f"epochs, validated on {val:,}; {given['seeds']} seeds: {MARKS}"
-    return f"{task}\n{drawing.where(run)}"
+    model = f"{given['model']}, {given['image_size']} px"
+    return f"{model}, {images:,} images, validated on {val:,}"
 
 
 def entitle(ax, title, setting):
@@ -176,63 +181,16 @@ def batches(run) -> Table:
     rows = []
     for line in by_optimizer(run).values():
         for s in line:
-            spent = [_number(s.mean(what)) for what in ("updates", "seconds", "joules")]
+            spent = [amount(s.mean(what)) for what in ("updates", "seconds", "joules")]
             accuracies = [s.accuracy(what).text() for what in HOW]
             rows.append((s.title, f"{s.batch:,}", f"{s.rate:g}", *accuracies, *spent))
     head = ("", "batch", "rate", "accuracy (%)", "statistics again", "updates", "seconds", "J")
     return Table(head, rows, "<>>>>>>>")
 
 
-def _number(value):
+def amount(value: float | None) -> str:
+    """Return a number with three digits, or all of its whole ones."""
     return "not measured" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-# What it pays ------------------------------------------------------------------------------------
-
-SPENT = {"updates": "updates", "seconds": "seconds of a training", "joules": "joules of its GPU"}
-
-
-def plot_paying(run, axes=None):
-    """Draw the accuracy against the updates, the seconds and the joules of each batch."""
-    swept = by_optimizer(run)
-    measured = [w for w in SPENT if all(s.mean(w) for line in swept.values() for s in line)]
-    shape = (1, len(measured))
-    with drawing.axes(axes, (4 * len(measured), 4.4), shape=shape, sharey=True) as axes:
-        for ax, what in zip(axes, measured, strict=True):
-            for place, line in zip(((4, -12), (-4, 6)), swept.values(), strict=False):
-                _plot_spent(ax, line, what, place)
-            ax.set(xscale="log", xlabel=SPENT[what])
-            ticks = [s.mean(what) for s in next(iter(swept.values()))]
-            ax.set_xticks(ticks, [_number(tick) for tick in ticks])
-            ax.minorticks_off()
-            ax.margins(x=0.15)
-        axes[0].set_ylabel("accuracy (%)")
-        drawing.legend(axes[0], 2, (0, 1))
-        entitle(axes[0], paying_text(next(iter(swept.values()))), _setting(run))
-    return axes
-
-
-def _plot_spent(ax, line, what, place):
-    """Draw an optimizer's batches; place: of their numbers, beside the points."""
-    colour, side = COLOURS[line[0].optimizer], "left" if place[0] > 0 else "right"
-    means = [s.accuracy() for s in line]
-    x, y = [s.mean(what) for s in line], [m.mean for m in means]
-    halves = [m.half or 0 for m in means]
-    ax.errorbar(x, y, halves, marker="o", capsize=3, color=colour, label=line[0].title)
-    for s, *at in zip(line, x, y, strict=True):
-        look = {"textcoords": "offset points", "xytext": place, "fontsize": 8, "color": colour}
-        ax.annotate(f"{s.batch:,}", at, ha=side, **look)
-
-
-def paying_text(line: list[Setting]) -> str:
-    """Return the saving of each larger batch in time, and its cost in accuracy."""
-    first, *others = line
-    told = []
-    for s in others:
-        saved = 1 - s.mean("seconds") / first.mean("seconds")
-        how = f"saves {saved:.0%} of the time" if saved > 0 else f"takes {-saved:.0%} more time"
-        told.append(f"{s.batch:,} {how}: {paired.words(difference(first, s))}")
-    return f"{first.title}, instead of batches of {first.batch:,}:\n" + "\n".join(told)
 
 
 # The optimizers ----------------------------------------------------------------------------------
@@ -419,8 +377,8 @@ def variants_text(clean: Setting, others: dict[str, Setting]) -> str:
 def variants(run, optimizer: str = "sgd") -> Table:
     """Return a table of the difference that each change makes, with the time of its training."""
     clean, others = changes(run, optimizer)
-    rows = [(clean.title, clean.accuracy().text(), "", "", _number(clean.mean("seconds")))]
+    rows = [(clean.title, clean.accuracy().text(), "", "", amount(clean.mean("seconds")))]
     for title, s in others.items():
         told = [paired.words(difference(clean, s, what)) for what in HOW]
-        rows.append((title, s.accuracy().text(), *told, _number(s.mean("seconds"))))
+        rows.append((title, s.accuracy().text(), *told, amount(s.mean("seconds"))))
     return Table(("", "accuracy (%)", *HOW.values(), "seconds"), rows, "<><<>")

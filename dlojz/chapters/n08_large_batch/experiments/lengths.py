@@ -35,7 +35,7 @@ def settings(args) -> list[tuple[int, int]]:
 def tuning(args):
     """Return the trainings that choose a learning rate for each length."""
     return [
-        ({"phase": "tuning"}, Plan("sgd", batch, rate, seed, updates))
+        (_about("tuning", updates), Plan("sgd", batch, rate, seed, updates))
         for batch, updates in settings(args)
         for rate in trainings.rates("sgd", args.rates, args.scale)
         for seed in TUNING_SEEDS
@@ -45,10 +45,17 @@ def tuning(args):
 def fresh(args, chosen):
     """Return the trainings with what was chosen."""
     return [
-        ({"phase": "fresh"}, Plan("sgd", batch, chosen[batch, updates], seed, updates))
+        (
+            {"phase": "fresh", "updates": updates},
+            Plan("sgd", batch, chosen[batch, updates], seed, updates),
+        )
         for batch, updates in settings(args)
         for seed in range(args.seeds)
     ]
+
+
+def _about(phase, updates):
+    return {"phase": phase, "updates": updates}  # which tell trainings of one batch apart
 
 
 def main():
