@@ -202,6 +202,27 @@ def test_decay_is_where_a_change_says(how, decays):
     assert type(optimizer) is kind
 
 
+def test_each_length_chooses_its_own_rate(tmp_path):
+    flags = [*TINY.split(), *"--lengths 1 2 4 --updates 2 6".split()]
+    folder = run_main(experiment_file("lengths.py"), tmp_path / "run", *flags)
+    cases = log.read(folder).cases.values()
+    made = {(c["batch"], c["updates"]) for c in cases}
+    assert made == {(8, 3), (8, 6), (16, 2), (16, 4)}, "24 images, 2 to 6 updates"
+    tuned = [c for c in cases if c["phase"] == "tuning"]
+    assert len(tuned) == 4 * 2 * 2, "lengths, rates, seeds"
+    chosen = trainings.best(tuned, "batch", "updates")
+    fresh = [c for c in cases if c["phase"] == "fresh"]
+    assert len(fresh) == 4 * 2
+    assert all(c["rate"] == chosen[c["batch"], c["updates"]] for c in fresh)
+
+
+def test_no_length_with_so_many_updates_is_an_error(tmp_path, capsys):
+    flags = [*TINY.split(), *"--lengths 1 --updates 100 200".split()]
+    with pytest.raises(SystemExit):
+        run_main(experiment_file("lengths.py"), tmp_path / "run", *flags)
+    assert "no training has as many --updates: give other --lengths" in capsys.readouterr().err
+
+
 def test_a_finder_has_a_curve_for_each_batch_and_seed(tmp_path):
     flags = [*TINY.split(), "--steps", 6, "--seeds", 2]
     folder = run_main(experiment_file("finder.py"), tmp_path / "run", *flags)

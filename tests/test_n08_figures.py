@@ -9,13 +9,18 @@ from programs import load
 mpl.use("Agg")
 
 from dlojz.chapters import n08_large_batch as n08
-from dlojz.chapters.n08_large_batch import figures, trainings
+from dlojz.chapters.n08_large_batch import figures, paying, trainings
 from dlojz.course import UserError
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return trained.batches(tmp_path_factory.mktemp("batches") / "batches.jsonl")
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory):
+    return trained.lengths(tmp_path_factory.mktemp("lengths") / "lengths.jsonl")
 
 
 @pytest.fixture
@@ -73,25 +78,49 @@ def test_the_table_of_batches_has_what_was_spent(run):
     assert len(table) == 8
 
 
-def test_accuracy_is_drawn_against_updates_seconds_and_joules(run):
-    axes = n08.plot_paying(run)
-    assert [ax.get_xlabel() for ax in axes] == [*figures.SPENT.values()]
-    assert "256 saves 62% of the time: 2.0" in title(axes)
-    assert [text.get_text() for text in axes[0].get_xticklabels()] == ["1,200", "296", "72", "16"]
+def test_each_batch_is_drawn_against_updates_seconds_and_joules(longer):
+    axes = n08.plot_paying(longer)
+    assert [ax.get_xlabel() for ax in axes] == [*paying.DRAWN.values()]
+    assert labels(axes[0]) == ["batch 64", "batch 256", "batch 1,024"]
+    assert title(axes).startswith("SGD, 90.0 %: which batch gets there?")
+    assert {text.get_text() for text in axes[0].texts} == {"0.1"}, "the rates, by length"
+
+
+def test_what_a_batch_needs_lies_between_two_lengths(longer):
+    line = n08.lengths(longer)[256]
+    assert [s.mean("updates") for s in line] == [148, 296, 592]
+    assert n08.target(longer) == pytest.approx(90.0), "of the smallest after the usual 8 epochs"
+    found = n08.needed(line, "updates", 90.0)
+    assert 296 < found.mean < 592
+    assert found.mean == pytest.approx(296 * 2 ** (2 / 6)), "88 % with 296 updates, 94 with 592"
+    rows = n08.needs(longer).rows
+    assert n08.needs(longer).head[0] == "batch, until 90.0 %"
+    assert [row[0] for row in rows] == ["64", "256", "1,024"]
+    assert rows[1][1].startswith("373 ± ")
+    assert rows[2][1:] == ("-", "-", "-", "-"), "1,024 images never get so far"
+
+
+def test_seeds_that_do_not_get_there_leave_no_interval(tmp_path):
+    reached = {(64, 600): 0.8, (64, 1200): 0.9, (256, 148): 0.85, (256, 296): 0.901}
+    run = trained.lengths(tmp_path / "some.jsonl", reached)
+    assert n08.needed(n08.lengths(run)[256], "updates", 90.0).half is None
+
+
+@pytest.mark.parametrize(
+    ("reached", "found"),
+    [([80, 90], 2.0), ([80, 100], 2**0.5), ([91, 99], None), ([80, 89], None), ([80], None)],
+)
+def test_a_curve_crosses_an_accuracy_once_or_not(reached, found):
+    spent = [1.0, 2.0][: len(reached)]
+    assert paying.crossing(spent, reached, 90) == (found and pytest.approx(found))
 
 
 def test_without_a_sensor_there_is_no_panel_of_energy(tmp_path):
-    axes = n08.plot_paying(trained.batches(tmp_path / "cpu.jsonl", joules=False))
+    run = trained.lengths(tmp_path / "cpu.jsonl", joules=False)
+    axes = n08.plot_paying(run)
     assert [ax.get_xlabel() for ax in axes] == ["updates", "seconds of a training"]
-
-
-def test_more_time_is_no_saving():
-    made = [dict([trained.case("sgd", batch, 0.1, s, 0.9) for s in (0, 1)]) for batch in (64, 256)]
-    small, large = (
-        figures.Setting("sgd", batch, 0.1, "", tuple(cases.values()))
-        for batch, cases in zip((64, 256), made, strict=True)
-    )
-    assert "64 takes 165% more time" in figures.paying_text([large, small])
+    assert "J" not in title(axes)
+    assert n08.needs(run).rows[0][-1] == "-"
 
 
 def test_the_most_accurate_optimizer_is_on_top(run):

@@ -59,6 +59,24 @@ def batches(path: Path, joules=True, **changes) -> Path:
     return with_cases(path, cases, **SIZES | changes)
 
 
+LENGTHS = {(64, 600): 0.86, (64, 1200): 0.9, (64, 2400): 0.95, (256, 148): 0.8}
+LENGTHS |= {(256, 296): 0.88, (256, 592): 0.94, (1024, 72): 0.7, (1024, 144): 0.8}
+
+
+def lengths(path: Path, reached: dict | None = None, joules=True) -> Path:
+    """Write the log of lengths.py; reached: {(batch, updates): accuracy}, on average."""
+    made = []
+    for (batch, updates), accuracy in (reached or LENGTHS).items():
+        for seed, apart in enumerate((-0.002, -0.001, 0.0, 0.001, 0.002)):
+            name, found = case("sgd", batch, 0.1, seed, accuracy, updates, phase="fresh")
+            made.append((f"{name}, {updates}", found | {"accuracy": accuracy + apart}))
+    cases = dict(made)
+    if not joules:
+        for each in cases.values():
+            del each["joules"]
+    return with_cases(path, cases, **SIZES, rates=5)
+
+
 def variants(path: Path, brought: dict[str, dict[str, tuple[str, float]]]) -> Path:
     """Write the log of variants.py; brought: {optimizer: {name: (title, points)}}."""
     made = []

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dlojz.course import UserError
 from dlojz.figures import drawing, paired
 from dlojz.figures.paired import BETTER, WORSE
-from dlojz.figures.report import PALETTE, SERIES
+from dlojz.figures.report import PALETTE, SERIES, measured
 from dlojz.runs.stats import half_width, summary
 from dlojz.table import Table
 
@@ -86,7 +86,7 @@ def settings(run, phase: str = "fresh") -> list[Setting]:
             key = case["optimizer"], case["batch"], case["rate"], case.get("rule", "")
             found.setdefault((*key, case["updates"]), []).append(case)
     if not found:
-        raise UserError(f"{trained(run).path}: no training of the phase {phase!r} in it yet")
+        raise UserError(f"{measured(run).path}: no training of the phase {phase!r} in it yet")
     return [Setting(*key[:4], tuple(cases)) for key, cases in sorted(found.items())]
 
 

@@ -74,7 +74,5 @@ def _write(ax, record):
     look = (
         {"ha": "right", "xytext": (-beside, 0)} if left else {"ha": "left", "xytext": (beside, 0)}
     )
-    ax.annotate(
-        text, (record.processors, record.seconds), textcoords="offset points", va="center",
-        fontsize=8, **look,
-    )  # fmt: skip
+    at = record.processors, record.seconds
+    ax.annotate(text, at, textcoords="offset points", va="center", fontsize=8, **look)

@@ -19,7 +19,7 @@ from dlojz.figures.report import PALETTE, SERIES
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
-lengths_of = partial(trained, experiment="experiments/lengths.py")
+longer_of = partial(trained, experiment="experiments/lengths.py")
 SPENT = {"updates": "updates", "images": "images", "seconds": "s", "joules": "J"}
 DRAWN = {"updates": "updates", "seconds": "seconds of a training", "joules": "joules of its GPU"}
 
@@ -27,7 +27,7 @@ DRAWN = {"updates": "updates", "seconds": "seconds of a training", "joules": "jo
 def lengths(run) -> dict[int, list[Setting]]:
     """Return the trainings of each batch, the shortest first."""
     found = {}
-    for setting in settings(lengths_of(run)):
+    for setting in settings(longer_of(run)):
         found.setdefault(setting.batch, []).append(setting)
     return {batch: sorted(s, key=lambda s: s.mean("updates")) for batch, s in sorted(found.items())}
 

@@ -86,7 +86,7 @@ def costs(run) -> Table:
         low, middle, high = (f(case["ms"]) for f in (min, statistics.median, max))
         ms = f"{middle:,.3g} ({low:,.3g} to {high:,.3g})"
         ns, size = 1e6 * middle / case["parameters"], case["state_bytes"] / case["parameters"]
-        first = f"{case['first_s']:.2g}" if case["way"] == "compiled" else ""
+        first = f"{case['first_s']:.0f}" if case["way"] == "compiled" else ""
         rows.append((case["title"], case["way"], ms, f"{ns:.3g}", f"{size:.3g}", first))
     head = ("", "", "ms", "ns/parameter", "bytes/parameter", "compiled in (s)")
     return Table(head, rows, "<<>>>>")
