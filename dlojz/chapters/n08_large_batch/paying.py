@@ -1,4 +1,4 @@
-"""Figure of notebook 08 on how long each batch has to train, in updates, seconds and joules."""
+"""Figure of notebook 08: the updates, seconds and joules that each batch needs."""
 
 from functools import partial
 
@@ -45,7 +45,7 @@ def target(run) -> float:
 
 
 def needed(line: list[Setting], what: str, percent: float) -> Mean | None:
-    """Return what a batch needs to reach an accuracy: updates, images, seconds or joules.
+    """Return the updates, images, seconds or joules that a batch needs for an accuracy.
 
     Interpolated between two lengths, over the logarithm; the interval, if each seed gets there,
     is that of the seeds. None if the mean does not get there, or nothing was measured.
@@ -60,7 +60,7 @@ def needed(line: list[Setting], what: str, percent: float) -> Mean | None:
 
 
 def crossing(spent: list[float], reached: list[float], percent: float) -> float | None:
-    """Return where a curve first reaches so many percent; None if it does not, or begins above."""
+    """Return the point at which a curve first reaches a percentage; None if it begins above."""
     for n in range(1, len(spent)):
         low, high = reached[n - 1 : n + 1]
         if low < percent <= high:
@@ -117,7 +117,7 @@ def _plot_line(ax, line, what, label, colour):
 
 
 def paying_text(lines: dict[int, list[Setting]], percent: float) -> str:
-    """Return which batch reaches the accuracy soonest, and which with the least energy."""
+    """Return the batches that reach the accuracy soonest, and with the least energy."""
     told = []
     for what, how in (("updates", "fewest updates"), ("seconds", "soonest"), ("joules", "least J")):
         found = {b: needed(line, what, percent) for b, line in lines.items()}

@@ -1,4 +1,4 @@
-"""How much longer a larger batch has to train for the same accuracy.
+"""Trainings of several lengths: what a larger batch needs for the same accuracy.
 
 Submitted by a notebook:
 
