@@ -113,7 +113,7 @@ class Muon(ByLayer):
     """SGD with momentum, whose update of each matrix has singular values near 1.
 
     A convolution is a matrix with one row for each output channel. Weights of one dimension, and
-    groups with `matrices` False, have AdamW. The scale gives a matrix the changes that Adam's have
+    groups with `matrices` False, have AdamW: a ViT's embeddings want such a group. The scale gives a matrix the changes that Adam's have
     on average, so that one rate suits both.
     """
 
@@ -136,7 +136,7 @@ class Muon(ByLayer):
 
 
 def orthogonal(matrix):
-    """Return a matrix with the same singular vectors, and singular values from 0.68 to 1.13.
+    """Return a matrix with the same singular vectors, and singular values from 0.68 to 1.22.
 
     Newton and Schulz's iteration needs products of matrices only, which a GPU computes fast. Its
     polynomial, a x + b x^3 + c x^5, is Jordan's, five times.
