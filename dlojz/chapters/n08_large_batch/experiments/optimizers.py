@@ -113,8 +113,8 @@ class Muon(ByLayer):
     """SGD with momentum, whose update of each matrix has singular values near 1.
 
     A convolution is a matrix with one row for each output channel. Weights of one dimension, and
-    groups with `matrices` False, have AdamW: a ViT's embeddings want such a group. The scale gives a matrix the changes that Adam's have
-    on average, so that one rate suits both.
+    groups with `matrices` False, have AdamW; a ViT's embeddings want such a group. The scale gives
+    a matrix the changes that Adam's have on average, so that one rate suits both.
     """
 
     def __init__(self, groups, lr, momentum=0.95, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
