@@ -94,7 +94,6 @@ bench: setup  ## what the course's own tools cost
 	$(BIN)/python tools/bench.py
 
 bench-gpu: setup  ## our step beside timm's, on a GPU
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt timm
 	$(BIN)/python tools/bench_gpu.py
 
 bench-loader: setup  ## what a core decodes, beside PIL and DALI; nvJPEG on a GPU

@@ -14,13 +14,13 @@ import torchvision.transforms.v2  # and v1, which notebook 05 replaces
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import checkpoint, data, flags, metrics, mixing, models
+from dlojz.training import checkpoint, data, flags, imports, metrics, mixing, models
 from dlojz.training.chronometer import Chronometer
 from dlojz.watch import evidence
 
 
 def parse_args():
-    # 02, 03, 04, TODO 07, TODO 09, TODO 11a: name the flags that the step adds
+    # 02, 03, 04, TODO 07, TODO 08, TODO 09, TODO 11a: name the flags of the step
     return flags.parse("precision", "channels-last", "profile")
 
 
@@ -202,13 +202,13 @@ def save(training, args, epoch, step):
 def build_training(args, device, num_classes, steps):
     """Return all parts that have a state, for a checkpoint to hold."""
     model = placed(build_model(args, num_classes), args, device)
-    # 02: let one kernel update all weights, without the host; TODO 11a: choose the optimizer
+    # 02: let one kernel update all weights; TODO 08c: choose the optimizer and its schedule
     weights = list(model.parameters())
     optimizer = torch.optim.SGD(weights, args.lr, args.mom, weight_decay=args.wd, fused=True)
     for weight in weights:  # if the scaler skips the first update, SGD leaves this unwritten
         optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, steps, cycle_momentum=False)
+
     training = SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler)
     training.criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     # 01: put the metrics on the device
@@ -252,6 +252,8 @@ def main():
     training = build_training(args, device, len(train_loader.dataset.classes), updates)
     first_epoch, first_step = checkpoint.load(training, args) if args.resume else (0, 0)
     run.setup(device, training, train_loader, val_loader)
+    # TODO 08d: try learning rates; the training then begins as if none had been tried
+
     chrono = Chronometer(device, run, witness=evidence.watch(run, training, train_loader, args))
     # 04: set chrono.profiler, which records a few steps
     if args.profile:

@@ -2,7 +2,7 @@
 
 import json
 
-from dlojz.runs.log import PHASES
+from dlojz.runs.columns import PHASES
 
 
 def write_log(

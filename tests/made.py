@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,8 @@ def stopping(solution, folder):
     save = "            save(training, args, epoch, step + 1)\n"
     ends = "            torch.distributed.barrier(); raise SystemExit('stopped')\n"
     file.write_text(replaced(text, {save: save + ends}))
+    for name in course.BESIDE.values():  # which it may import
+        shutil.copy(solution.with_name(name), folder)
     return file
 
 

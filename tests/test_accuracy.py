@@ -20,9 +20,8 @@ from torchvision.io import decode_image
 mpl.use("Agg")
 
 from dlojz import course, runs
-from dlojz.chapters import session
+from dlojz.chapters import resident, session, small
 from dlojz.chapters.n02_amp import accuracy as figures
-from dlojz.chapters.n02_amp import small
 from dlojz.course import UserError
 from dlojz.figures import paired
 from dlojz.images import draw
@@ -101,7 +100,7 @@ def drawing():
 
 
 def test_small_images_are_the_middles_of_the_drawings(drawing):
-    made, labels = small.images("val", classes=2, per_class=2, side=20, workers=1)
+    made, labels = small.images("val", range(2), per_class=2, side=20, workers=1)
     images = made["usual"]
     assert images.shape == (4, 3, 20, 20)
     assert images.dtype == np.uint8
@@ -115,10 +114,24 @@ def test_small_images_are_the_middles_of_the_drawings(drawing):
 def test_a_drawing_is_drawn_once_for_all_ways(monkeypatch, drawing):
     drawn = []
     monkeypatch.setattr(draw, "jpeg", lambda *which: drawn.append(which) or drawing)
-    made, _ = small.images("val", 1, 2, side=20, ways=list(small.WAYS), workers=1)
+    made, _ = small.images("val", [0], 2, side=20, ways=list(small.WAYS), workers=1)
     assert drawn == [(0, "val", 0, 0), (0, "val", 0, 1)]
     shapes = {way: images.shape[1:] for way, images in made.items()}
     assert shapes == dict.fromkeys(small.WAYS, (3, 20, 20)) | {"large": (3, 80, 80)}
+
+
+def test_processes_draw_a_part_of_the_classes_each(monkeypatch):
+    whole, labels = small.images("val", range(3), 2, side=20, workers=1)
+    parts = [small.images("val", range(3)[rank::2], 2, side=20, workers=1) for rank in (0, 1)]
+
+    def gather(found, own):
+        found[:] = parts
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setattr(resident, "idr_torch", SimpleNamespace(size=2))
+    images, found = resident.together(*parts[0])
+    assert (found == labels).all()
+    assert (images["usual"] == whole["usual"]).all()
 
 
 def test_both_decoders_return_the_same_bytes(drawing):
@@ -135,42 +148,42 @@ def test_ways_differ_in_how_an_image_is_made_smaller(drawing):
     assert 0 < 2 * away["torchvision"] < away["no-antialias"], "grain is not averaged away"
 
 
-def test_crops_are_cut_where_they_should(experiment):
+def test_crops_are_cut_where_they_should():
     images = torch.arange(2 * 3 * 5 * 5).reshape(2, 3, 5, 5)
     index, top, left = torch.tensor([[1, 0], [0, 2], [1, 0]])
-    found = experiment.crops(images, index, top, left, 3)
+    found = resident.crops(images, index, top, left, 3)
     assert (found[0] == images[1, :, 0:3, 1:4]).all()
     assert (found[1] == images[0, :, 2:5, 0:3]).all()
 
 
-def seen(experiment, images, epoch=0, batch_size=8, seed=3, **crop):
+def seen(images, epoch=0, batch_size=8, seed=3, **crop):
     """Return what an epoch shows of these images, and in which order."""
-    crop = experiment.Crop(**crop)
+    crop = resident.Crop(**crop)
     labels = torch.arange(len(images))
-    loader = experiment.Resident(images, labels, SIZE, batch_size, seed, crop)
+    loader = resident.Resident(images, labels, SIZE, batch_size, seed, crop)
     loader.epoch = epoch
     shown, order = zip(*loader, strict=True)
     return torch.cat(shown), torch.cat(order)
 
 
-def test_without_flips_and_moves_the_rest_stays(experiment, data):
+def test_without_flips_and_moves_the_rest_stays(data):
     images = data["train"][0]["usual"]
-    usual, order = seen(experiment, images)
-    straight, same = seen(experiment, images, flips=False)
+    usual, order = seen(images)
+    straight, same = seen(images, flips=False)
     flipped = (usual != straight).flatten(1).any(1)
     assert 0.3 < flipped.float().mean() < 0.7
     assert (usual[flipped] == straight[flipped].flip(-1)).all()
     assert (order == same).all()
-    middles, same = seen(experiment, images, flips=False, moves=False)
+    middles, same = seen(images, flips=False, moves=False)
     assert (middles == images[order, :, 3:27, 3:27]).all()
     assert (order == same).all()
 
 
 @pytest.mark.parametrize(("seed", "batch", "count"), [(3, 8, 96), (None, 7, 48)])
-def test_processes_share_each_batch_and_see_every_image_once(experiment, data, seed, batch, count):
+def test_processes_share_each_batch_and_see_every_image_once(data, seed, batch, count):
     images, labels = data["train"][0]["usual"][:count], torch.arange(count)
     whole, *shares = (
-        [*experiment.Resident(images, labels, SIZE, batch, seed, share=share)]
+        [*resident.Resident(images, labels, SIZE, batch, seed, share=share)]
         for share in ((0, 1), (0, 2), (1, 2))
     )
     for (shown, told), *parts in zip(whole, *shares, strict=True):
@@ -206,11 +219,11 @@ def test_synchronised_batch_norm_is_that_of_all_processes(experiment):
 
 
 @pytest.mark.parametrize("low", [0.08, 0.5])
-def test_a_resized_crop_shows_a_part_as_large_as_it_should(experiment, low):
+def test_a_resized_crop_shows_a_part_as_large_as_it_should(low):
     """Red grows from left to right, green from top to bottom: the colours tell the box."""
     ramp = torch.arange(60, dtype=torch.uint8) * 4
     image = torch.stack([ramp.expand(60, 60), ramp[:, None].expand(60, 60), ramp.new_zeros(60, 60)])
-    found, _ = seen(experiment, image.expand(96, -1, -1, -1), area=(low, 1))
+    found, _ = seen(image.expand(96, -1, -1, -1), area=(low, 1))
     wide, high = ((c.amax((1, 2)) - c.amin((1, 2)) + 4) / 240 for c in found[:, :2].unbind(1))
     areas = wide * high  # the outermost pixels are means, so they look somewhat smaller
     assert 0.6 * low < areas.min() < 1.4 * low
@@ -220,20 +233,20 @@ def test_a_resized_crop_shows_a_part_as_large_as_it_should(experiment, low):
 
 
 @pytest.mark.parametrize("area", [None, (0.08, 1)])
-def test_seed_and_epoch_alone_determine_what_is_seen(experiment, data, area):
+def test_seed_and_epoch_alone_determine_what_is_seen(data, area):
     images = data["train"][0]["usual"]
-    first, order = seen(experiment, images, area=area)
-    larger, _ = seen(experiment, images, area=area, batch_size=32)
+    first, order = seen(images, area=area)
+    larger, _ = seen(images, area=area, batch_size=32)
     assert (first == larger).all(), "whatever the batch"
-    assert (first != seen(experiment, images, area=area, epoch=1)[0]).any()
-    assert (first != seen(experiment, images, area=area, seed=4)[0]).any()
-    assert (seen(experiment, images)[1] == order).all(), "the order of all crops"
+    assert (first != seen(images, area=area, epoch=1)[0]).any()
+    assert (first != seen(images, area=area, seed=4)[0]).any()
+    assert (seen(images)[1] == order).all(), "the order of all crops"
 
 
-def test_validation_sees_every_image_once_uncut_by_chance(experiment, data):
+def test_validation_sees_every_image_once_uncut_by_chance(data):
     ways, labels = data["val"]
     images = ways["usual"]
-    loader = experiment.Resident(images, labels, SIZE, 7)
+    loader = resident.Resident(images, labels, SIZE, 7)
     batches = list(loader)
     assert len(batches) == len(loader) == math.ceil(len(images) / 7)
     assert (torch.cat([x for x, _ in batches]) == images[:, :, 3:27, 3:27]).all()
@@ -368,7 +381,7 @@ def test_a_resume_at_half_time_begins_with_a_fresh_scale(experiment, data):
         training = Training(experiment, name, data, epochs=4)
         training.parts.scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
         ways, labels = data["train"]
-        empty = experiment.Resident(ways["usual"][:0], labels[:0], SIZE, 16, seed=0)
+        empty = resident.Resident(ways["usual"][:0], labels[:0], SIZE, 16, seed=0)
         scales = []
         for epoch in range(4):
             chrono = experiment.FirstLoss()
@@ -636,13 +649,6 @@ def test_an_unknown_variant_is_named_with_what_is_there(trained, show, only):
         ("07_augmentation", "05", "large-crops", "and 2.8 if"),
         ("05b_storage", "05", "small-copies", "63.2 and"),
         ("06b_scaling", "06", "accumulation", "2.1 points"),
-        ("06b_scaling", "06", "batch-x4", "19 points"),
-        ("06b_scaling", "06", "batch-x4-lr", "5.5 %"),
-        ("06b_scaling", "06", "batch-x4-warm-up", "12.5 %"),
-        ("06b_scaling", "06", "batch-x4-updates", "85.3 %"),
-        ("06b_scaling", "06", "batch-x4-updates", "6 and"),
-        ("06b_scaling", "06", "batch-x4-lr-updates", "86.0 %"),
-        ("06b_scaling", "06", "batch-x4-lr-updates", "7 points"),
         ("06b_scaling", "06-x2", "processes", "1.2 points"),
         ("06b_scaling", "06-x2", "sync-batch-norm", "1.5 points"),
         ("06b_scaling", "06-x2", "not-wrapped", "costs 19 points"),

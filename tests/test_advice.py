@@ -35,6 +35,11 @@ def no_step():
     torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 0)
 
 
+def one_update_of_warm_up():
+    optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10, pct_start=0.1)
+
+
 def fail(error):
     raise error
 
@@ -48,11 +53,13 @@ def fail(error):
         (lambda: fail(OSError(*FULL)), "the disk is full"),
         (one_image, "use --drop-last"),
         (no_step, "--batch-size must not exceed"),
+        (one_update_of_warm_up, "take another --warm-up, or more updates"),
+        (lambda: fail(ZeroDivisionError("of one's own")), ""),
         (lambda: fail(ValueError("any other")), ""),
     ],
 )
 def test_the_advice_on_an_error(call, expected):
-    with pytest.raises((OSError, RuntimeError, ValueError)) as caught:
+    with pytest.raises((OSError, RuntimeError, ValueError, ZeroDivisionError)) as caught:
         call()
     assert expected in advice(caught.value)
     assert bool(advice(caught.value)) == bool(expected)

@@ -241,7 +241,7 @@ class Solved(replay.Replay):
     """A replay of one weight's updates."""
 
     def __init__(self, optimizer, rate):
-        self.training, self.rates = SimpleNamespace(optimizer=optimizer), [rate] * 9
+        self.training, self.rates = SimpleNamespace(optimizer=optimizer), [[rate]] * 9
         self.weights, self._buffers = {"w": optimizer.param_groups[0]["params"][0]}, {}
         self.device = torch.device("cpu")
 
@@ -908,7 +908,7 @@ def test_the_layout_of_each_steps_images_is_kept(tmp_path):
 def test_a_replay_computes_in_the_layout_of_the_trainees_run(before, wanted):
     """Other kernels would round otherwise."""
     again = object.__new__(replay.Replay)
-    again.training, again.device, again.rates = training(), torch.device("cpu"), [0.1]
+    again.training, again.device, again.rates = training(), torch.device("cpu"), [[0.1]]
     again._model = again.training.model.to(memory_format=solved.FORMATS[before])
     again.weights = dict(again._model.named_parameters())
     again._buffers = dict(again._model.named_buffers())
@@ -943,11 +943,24 @@ def test_a_criterion_may_return_the_mean_the_sum_or_each_loss(reduction):
 
 
 def test_a_learning_rate_may_be_kept_in_float32():
-    rate, again = 0.004 / 3, SimpleNamespace(rates=[0.004 / 3])
+    rate, again = 0.004 / 3, SimpleNamespace(rates=[[0.004 / 3]])
     update = audit.Facts(0, lr=[torch.tensor(rate)])
     assert distances.settings(update, again).lr_off == 0
     update.lr = [rate * (1 + 1e-9)]
     assert distances.settings(update, again).lr_off == pytest.approx(1e-9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rates", "usual", "off"),
+    [
+        ([0.1, 0.2, 0.1], [0.2, 0.1], 0),
+        ([0.1], [0.1, 0.2], 0.5),  # one rate for both groups
+        ([0.1, 0.2], [0.1], 1),
+    ],
+)
+def test_groups_may_be_others_but_each_rate_needs_its_like(rates, usual, off):
+    found = distances.settings(audit.Facts(0, lr=rates), SimpleNamespace(rates=[usual]))
+    assert found.lr_off == pytest.approx(off)
 
 
 def test_a_speed_that_was_measured_passes(tmp_path):

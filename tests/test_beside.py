@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import wrong
 
 from dlojz import cli, course
 from dlojz.check import check, plan
@@ -215,7 +216,6 @@ SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4
 
 def importing(text):
     """A trainer that has its optimizer from the file beside it."""
-    text = text.replace("import checkpoint, data,", "import checkpoint, data, imports,")
     return text.replace("torch.optim.SGD(", 'imports.beside(__file__, "optimizers").sgd(').replace(
         "args.lr, args.mom, weight_decay=args.wd", "args"
     )
@@ -224,7 +224,7 @@ def importing(text):
 @pytest.fixture
 def with_file(course_folder, monkeypatch):
     """A course folder in which step 01 has a second file, and the trainee is at step 02."""
-    monkeypatch.setitem(course.BESIDE, "01_gpu", FILE)
+    monkeypatch.setattr(course, "BESIDE", {"01_gpu": FILE})
     handed_out = course.prepared("01_gpu")
     handed_out.parent.mkdir(parents=True)
     handed_out.write_text(HANDED_OUT)
@@ -366,3 +366,29 @@ def test_progress_names_the_file_of_a_step(with_file):
     (with_file / "notebooks").mkdir()
     (with_file / "notebooks" / "01_gpu.ipynb").write_text(json.dumps({"cells": [cell]}))
     assert f"verdict with {FILE}" in repr(progress.overview())
+
+
+@pytest.mark.parametrize("folder", ["01_gpu", wrong.RIGHT])
+def test_a_wrong_answer_may_differ_in_the_file_alone(folder, with_file, tmp_path):
+    usual, expected = wrong.solved("01_gpu"), course.solution("01").read_text()
+    assert [*usual] == [course.solution("01").name, FILE]
+    answer = wrong.Wrong(tmp_path / folder / "no-decay.diff", "settings", "no weight decay")
+    wrong.write(answer, usual, usual | {FILE: WRONG})
+    assert wrong.read(answer.path).step == "01_gpu"
+    trainer = wrong.put(answer, tmp_path)
+    assert trainer.read_text() == expected
+    assert trainer.with_name(FILE).read_text() == WRONG
+
+
+def test_an_answer_is_carried_over_an_edit_of_the_file(with_file, tmp_path, monkeypatch):
+    usual = wrong.solved("01_gpu")
+    answer = wrong.Wrong(tmp_path / "01_gpu" / "no-decay.diff", "settings", "no weight decay")
+    wrong.write(answer, usual, usual | {FILE: WRONG})
+    said = {"log": "a commit", "show": None}
+    monkeypatch.setattr(
+        wrong, "_git", lambda *words: said[words[0]] or usual[words[1].rpartition("/")[2]]
+    )
+    edited = SOLVED.replace("import torch\n", "import math\n\nimport torch\n")
+    (with_file / "solutions" / FILE).write_text(edited)
+    wrong.rebase(answer)
+    assert wrong.sources(answer)[FILE] == edited.replace("args.wd", "0")

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlojz.runs.log import PHASES, WARMUP_STEPS
+from dlojz.runs.columns import PHASES
+from dlojz.runs.log import WARMUP_STEPS
 from dlojz.training import clocks
 from dlojz.training.chronometer import Chronometer
 

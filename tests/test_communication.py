@@ -6,8 +6,8 @@ from logs import write_log
 
 from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
+from dlojz.runs.columns import PHASES
 from dlojz.runs.folder import events_file
-from dlojz.runs.log import PHASES
 
 BUCKETS = [  # op, bytes, begin_ms, ms
     ("broadcast", 4_096, 0.1, 0.5),

@@ -17,8 +17,8 @@ from dlojz import runs as recorded
 from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
 from dlojz.runs import derived, log, stats
+from dlojz.runs.columns import PHASES
 from dlojz.runs.folder import events_file
-from dlojz.runs.log import PHASES
 from dlojz.widgets.answer import ANSWERS
 from dlojz.widgets.quiz import QUIZZES
 

@@ -204,8 +204,23 @@ def test_a_trainer_that_shards_by_itself_is_asked(sharding, checkpointing, train
     assert mine.bytes == pytest.approx(usual.bytes, rel=0.03)
     if sharding == "fsdp":  # a single row is cut along its columns, so it is not padded
         assert mine.parts["parameters"] < usual.parts["parameters"]
-    adamw = estimate.measured(own, plan(**how, flags=("--optimizer", "adamw")))["update"]
-    assert adamw.parts["optimizer"] == pytest.approx(2 * mine.parts["optimizer"], rel=0.05)
+
+
+OPTIMIZERS = {"sgd": 1, "adamw": 2, "lamb": 2, "lars": 1, "lion": 1, "muon": 1}  # values per weight
+
+
+@pytest.mark.parametrize(
+    ("name", "sharding"), [*((name, "ddp") for name in OPTIMIZERS), ("lamb", "fsdp")]
+)
+def test_an_optimizer_keeps_as_many_values_as_it_does_on_a_device(name, sharding, tiny):
+    tiny(2)
+    own = imports.trainer(REPOSITORY / "solutions/dlojz_11_fsdp.py")
+    asked = plan(gpus=2, sharding=sharding, flags=("--optimizer", name))
+    parts = estimate.measured(own, asked)["update"].parts
+    expected = OPTIMIZERS[name] * parts["parameters"]
+    if name == "muon":  # its classifier has AdamW, which keeps a second value
+        expected += 4 * estimate.CLASSES * TINY.width
+    assert parts["optimizer"] == pytest.approx(expected, rel=0.05)
 
 
 def test_nothing_is_left_of_an_estimate_that_a_training_would_meet(trainer, tiny):

@@ -29,6 +29,8 @@ RUNS = {
     "accumulates-ddp": "--sharding ddp --accumulate 2 --clip-norm 0.1",
     "adamw": "--sharding fsdp --optimizer adamw --lr 1e-3 --deterministic",
     "adamw-ddp": "--sharding ddp --optimizer adamw --lr 1e-3",
+    "lamb": "--sharding fsdp --optimizer lamb --lr 0.03 --schedule constant",
+    "lamb-ddp": "--sharding ddp --optimizer lamb --lr 0.03 --schedule constant",
     "compiled": "--sharding fsdp --optimizer adamw --lr 1e-3 --checkpointing blocks "
     "--compile aot_eager",
 }
@@ -40,10 +42,13 @@ def runs(images, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fsdp")
     saved, common = folder / "saved", [*SIZES.split(), "-b", "8", "--data", images]
     wanted = {name: (SOLUTION, [*common, *flags.split()]) for name, flags in RUNS.items()}
-    _, adamw = wanted["adamw"]
     saves = ["--checkpoint", saved, "--checkpoint-every", 3]
-    wanted["stopped"] = stopping(SOLUTION, folder), [*adamw, *saves]
-    wanted["resumed"] = SOLUTION, [*adamw, "--resume", saved]
+    stopped = stopping(SOLUTION, folder)
+    wanted["stopped"] = stopped, [*wanted["adamw"][1], *saves]
+    wanted["resumed"] = SOLUTION, [*wanted["adamw"][1], "--resume", saved]
+    saves[1] = folder / "lamb"
+    wanted["lamb-stopped"] = stopped, [*wanted["lamb"][1], *saves]
+    wanted["lamb-resumed"] = SOLUTION, [*wanted["lamb"][1], "--resume", saves[1]]
     return in_one_job(wanted, n_gpu=2, all_complete=False) | {"saved": saved}
 
 
@@ -61,6 +66,7 @@ def losses(folder):
         ("resnet", "resnet-ddp"),
         ("accumulates", "accumulates-ddp"),
         ("adamw", "adamw-ddp"),
+        ("lamb", "lamb-ddp"),
     ],
 )
 def test_shards_learn_what_the_whole_does(one, other, runs):
@@ -82,8 +88,9 @@ def test_a_process_holds_its_share_and_what_was_not_kept_runs_again(runs):
 
 
 @pytest.mark.slow
-def test_a_resume_of_shards_is_identical_to_the_bit(runs):
-    whole, rest = log.read(runs["adamw"]), log.read(runs["resumed"])
+@pytest.mark.parametrize(("one", "rest"), [("adamw", "resumed"), ("lamb", "lamb-resumed")])
+def test_a_resume_of_shards_is_identical_to_the_bit(one, rest, runs):
+    whole, rest = log.read(runs[one]), log.read(runs[rest])
     assert len(rest.steps) == 5
     assert list(rest.steps.loss) == list(whole.steps.loss)[3:]
     assert rest.epochs[-1] == whole.epochs[-1]
@@ -135,6 +142,15 @@ def test_a_sharded_training_needs_two_processes(capsys):
     with pytest.raises(SystemExit):
         flags.check(parser, args)
     assert "needs at least two processes: submit it with n_gpu=2" in capsys.readouterr().err
+
+
+def test_muon_is_refused_in_shards(capsys, monkeypatch):
+    asked = {"model": "vit_tiny", "checkpoint": None, "resume": None, "num_workers": 1}
+    args = argparse.Namespace(**asked, sharding="fsdp", optimizer="muon")
+    monkeypatch.setattr(flags, "idr_torch", SimpleNamespace(size=2))
+    with pytest.raises(SystemExit):
+        flags.check(argparse.ArgumentParser(), args)
+    assert "muon needs whole matrices: with --sharding fsdp take" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

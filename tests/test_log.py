@@ -1,6 +1,7 @@
 """The run log: what is written is what is read."""
 
 import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +42,9 @@ def test_the_samples_of_the_docstring_can_be_read(file):
     assert list(run.steps.device_ms["backward"]) == [31.5]
     assert run.start["arguments"]["model"] == "resnet18"
     assert run.windows[0]["energy_j"] == 640.2
+    assert run.rates.rates == [1e-5, 0.01, 10.0]
+    assert run.rates.losses[:2] == [2.31, 2.29]
+    assert math.isnan(run.rates.losses[2])
     assert run.end["outcome"] == "completed"
     assert run.notes == []
 

@@ -7,7 +7,7 @@ import pytest
 from dlojz import course, runs
 from dlojz.chapters.n00_start import figures
 from dlojz.course import UserError
-from dlojz.runs.log import PHASES
+from dlojz.runs.columns import PHASES
 
 SOLUTIONS = sorted((Path(__file__).parent.parent / "solutions").glob("dlojz_*.py"))
 

@@ -19,7 +19,8 @@ from dlojz.chapters.n09b_modes import worth_figures as tables
 from dlojz.course import UserError
 from dlojz.figures import report
 from dlojz.runs import derived
-from dlojz.runs.log import PHASES, read
+from dlojz.runs.columns import PHASES
+from dlojz.runs.log import read
 from dlojz.runs.stats import summary
 
 SOLVED = Path(__file__).parent.parent / "solutions"

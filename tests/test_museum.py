@@ -1,7 +1,6 @@
 """The museum of mistakes that suit any step: all are refused. Right answers all pass."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import made
 import pytest
@@ -25,7 +24,7 @@ FLAGS = {
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all tricks of a step
 
 
-def entries(step, answers, folder):
+def entries(step, answers, folder_of):
     """A check's runs of these answers, without pairs: of each kind of flags the solution once."""
     found = {}
     for answer in answers:
@@ -37,8 +36,7 @@ def entries(step, answers, folder):
             found[usual] = series.Entry(usual, solution, flags, audit=plan.LEDGER)
             for name, more in exercises.find(step).beside.items():
                 found[f"{own}{name}"] = series.Entry(f"{own}{name}", solution, [*flags, *more])
-        trainer = Path(folder, f"{answer.name}.py")
-        trainer.write_text(wrong.source(answer))
+        trainer = wrong.put(answer, folder_of(answer.name))
         mine = series.Entry(f"{answer.name}--yours", trainer, flags, reference=usual)
         mine = plan.replayed(mine, {"keep": plan.UPDATES} | plan.MIDDLE)
         exercise = exercises.find(step)
@@ -59,7 +57,7 @@ def runs(request, tmp_path_factory):
     """(step, its answers, the folder of each run): all tricks of a step, in one job."""
     step = request.param
     answers = [answer for answer in ANSWERS if answer.step == step]
-    wanted = entries(step, answers, tmp_path_factory.mktemp("museum"))
+    wanted = entries(step, answers, tmp_path_factory.mktemp)
     n = exercises.find(step).processes
     job = series.submit(wanted, Request(name=f"museum-{step}", time_max_s=3600, n_gpu=n))
     job.wait()

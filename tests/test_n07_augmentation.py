@@ -17,6 +17,7 @@ mpl.use("Agg")
 
 from dlojz import course
 from dlojz.chapters.n07_augmentation import figures
+from dlojz.chapters.resident import Resident
 from dlojz.course import UserError
 from dlojz.figures import paired
 from dlojz.launch import Request, State, series
@@ -108,25 +109,25 @@ def accuracy():
     return load("accuracy")
 
 
-def resident(accuracy, randaugment=None, epoch=0):
+def shown(randaugment=None, epoch=0):
     images = torch.full((16, 3, 30, 30), 90, dtype=torch.uint8)
     images[:, :, 10:20] = torch.arange(16, dtype=torch.uint8)[:, None, None, None] * 15
-    loader = accuracy.Resident(images, torch.arange(16), 24, 8, seed=1, randaugment=randaugment)
+    loader = Resident(images, torch.arange(16), 24, 8, seed=1, randaugment=randaugment)
     loader.epoch = epoch
-    shown, labels = zip(*loader, strict=True)
-    return torch.cat(shown), torch.cat(labels)
+    images, labels = zip(*loader, strict=True)
+    return torch.cat(images), torch.cat(labels)
 
 
-def test_randaugment_changes_each_image_by_seed_epoch_and_index(accuracy):
-    plain, order = resident(accuracy)
-    found, same = resident(accuracy, (2, 9))
+def test_randaugment_changes_each_image_by_seed_epoch_and_index():
+    plain, order = shown()
+    found, same = shown((2, 9))
     assert (same == order).all()
     assert found.dtype == torch.uint8
     assert found.shape == plain.shape
     changed = (found != plain).flatten(1).any(1)
     assert changed.float().mean() > 0.5
-    assert (found == resident(accuracy, (2, 9))[0]).all()
-    assert (found != resident(accuracy, (2, 9), epoch=1)[0]).any()
+    assert (found == shown((2, 9))[0]).all()
+    assert (found != shown((2, 9), epoch=1)[0]).any()
 
 
 @pytest.mark.parametrize("how", ["mixup", "cutmix"])

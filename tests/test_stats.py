@@ -15,8 +15,8 @@ from logs import write_log
 from dlojz.figures import batch_sweep
 from dlojz.figures.report import inspect_run
 from dlojz.runs import stats
+from dlojz.runs.columns import PHASES
 from dlojz.runs.folder import events_file, recordings
-from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, compare, summary
 
 

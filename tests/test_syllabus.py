@@ -27,9 +27,12 @@ def test_the_days_add_up_and_each_notebook_finds_the_one_before(days):
 
 @pytest.mark.parametrize("days", [2, 4])
 def test_every_notebook_that_is_not_optional_is_there_once_and_in_order(days):
+    left_out = {"08_large_batch"} if days == 2 else set()  # it is about accuracy; there is no hour
     there = [name for day in syllabus.of(days) for name in day.notebooks]
-    assert [name for name in there if name in REQUIRED] == REQUIRED
-    assert set(course.CHAIN) <= set(there), "all steps of the trainer"
+    assert [name for name in there if name in REQUIRED] == [
+        name for name in REQUIRED if name not in left_out
+    ]
+    assert set(course.CHAIN) - left_out <= set(there), "all steps of the trainer"
 
 
 def test_in_four_days_there_is_time_for_their_own_training():

@@ -15,8 +15,8 @@ from dlojz.chapters import n04b_roofline as n04b
 from dlojz.chapters.n04_profiler import figures
 from dlojz.figures import peaks, report, timeline
 from dlojz.runs import log, stats
+from dlojz.runs.columns import PHASES
 from dlojz.runs.folder import trace_file
-from dlojz.runs.log import PHASES
 from dlojz.traces import breakdown, host, kinds, trace
 
 

@@ -5,7 +5,6 @@ That solutions pass is seen in the solved notebooks: conftest.py.
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import made
 import pytest
@@ -25,6 +24,7 @@ OWN = {
     "05_dataloader": f" -b 12 --precision fp32 --num-workers 1 --data {os.environ['DLOJZ_DATA']}",
     "06_ddp": " -b 8 --precision fp32",
     "07_augmentation": " -b 8 --precision fp32 --mix cutmix",
+    "08_large_batch": " -b 8 --precision fp32 --optimizer lamb --warm-up 0.1 --schedule cosine",
     "09_compile": " -b 8 --precision fp32 --model squeezenet1_1 --compile aot_eager",
     "11_fsdp": " -b 8 --precision bf16 --model vit_tiny --sharding fsdp --checkpointing blocks",
 }
@@ -38,6 +38,10 @@ NEED = {
         "tf32": {"enabled"},
     },
     "06_ddp": {"accumulates": {"accumulate", "deal", "mean", "schedule", "no-sync"}},
+    "08_large_batch": {
+        "finder": {"table", "weights-kept", "buffers-kept", "states-kept", "rates-kept", "tried"}
+        | {"updates-kept", "geometric", "stop", "first-rise", "micro-batches", "warm-up"},
+    },
     "11_fsdp": {
         "two-batches": {"clip", "no-sync", "all-write", "accumulate", "goes-on", "shard"},
         "copies": {"not-asked"},
@@ -52,6 +56,7 @@ EXPECTED = {  # of the trainer as it is before the step
     "05_dataloader": "decode",
     "06_ddp": "share",
     "07_augmentation": "flag",
+    "08_large_batch": "flag",
     "09_compile": "flag",
     "11_fsdp": "flag",
 }
@@ -61,7 +66,7 @@ CRASHED = ending.Ending(ending.How.FAILED, "crashed")
 # The hints that only a replay gives: the other answers are judged without one, to save minutes.
 REPLAYED = {
     *("pixels", "rate", "settings", "frozen", "criterion", "gradients", "update", "batch-norm"),
-    *("evaluation", "later", "touched", "cached", "drawn"),
+    *("evaluation", "later", "touched", "cached", "drawn", "built", "ratio"),
 }
 # Those that need the run of two epochs, besides.
 TWO_EPOCHS = {
@@ -71,6 +76,7 @@ TWO_EPOCHS = {
     "05_dataloader": {"validation"},
     "06_ddp": {"epoch", "one-writer", "gather", "train-mode", "names"},
     "07_augmentation": {"metrics", "randaugment"},
+    "08_large_batch": {"by-epochs", "peak", "warm-up", "schedule", "scaled"},
     "09_compile": {"backends", "not-asked", "mode"},
 }
 
@@ -105,7 +111,7 @@ def judged(step):
 @pytest.fixture(scope="module", params=exercises.STEPS)
 def runs(request, tmp_path_factory):
     """(step, its job): solution, starter and all wrong answers of a step, run in one job."""
-    step, folder = request.param, tmp_path_factory.mktemp("wrong")
+    step = request.param
     flags = (FLAGS + OWN[step]).split()
     solution = course.solution(step)
     wanted = [series.Entry("solution", solution, flags, audit=plan.LEDGER)]
@@ -116,8 +122,7 @@ def runs(request, tmp_path_factory):
     for extra in exercises.find(step).extras(False):
         wanted.append(plan.short(extra, solution, of_solution=True))
     for answer in judged(step):
-        trainer = Path(folder, f"{answer.name}.py")
-        trainer.write_text(wrong.source(answer))
+        trainer = wrong.put(answer, tmp_path_factory.mktemp(answer.name))
         wanted += entries(step, f"{answer.name}--", trainer, flags, answer.expect)
     n = exercises.find(step).processes
     job = series.submit(wanted, Request(name=f"wrong-{step}", time_max_s=3600, n_gpu=n))
@@ -165,4 +170,4 @@ def test_a_wrong_answer_names_a_hint_of_its_exercise(subtests):
     for answer in (*wrong.every(), *wrong.museum()):
         with subtests.test(f"{answer.step}-{answer.name}"):
             assert answer.expect in exercises.find(answer.step).hints
-            assert wrong.source(answer) != course.solution(answer.step).read_text()
+            assert wrong.sources(answer) != wrong.solved(answer.step)

@@ -321,6 +321,13 @@ RECORDINGS = {
         "07-accuracy-long-x4": f"{at('accuracy.py')} --seeds 5 --variants {MIXED_07} "
         "--images-per-class 15 -e 150",
     },
+    "08": {  # the trainings of the first three are dealt out among four processes
+        "08-batches-x4": at("batches.py"),
+        "08-lengths-x4": at("lengths.py"),
+        "08-variants-x4": at("variants.py"),
+        "08-finder": at("finder.py"),
+        "08-costs": at("optimizer_costs.py"),
+    },
     "09": {  # their sizes suit the device: a GPU's or a processor's
         "09-pointwise": at("pointwise.py"),
         "09-graphs": at("graphs.py"),

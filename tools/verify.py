@@ -44,6 +44,9 @@ SMALL = {
     "05_dataloader": (12, 24, f"--precision fp32 {FILES} 1"),
     "06_ddp": (8, 16, "--precision fp32"),
     "07_augmentation": (8, 16, "--precision fp32 --mix cutmix"),
+    "08_large_batch": (
+        *(8, 16, "--precision fp32 --optimizer lamb --warm-up 0.1 --schedule cosine"),
+    ),
     "09_compile": (8, 16, "--precision fp32 --compile {mode}"),
     "11_fsdp": (8, 16, "--precision bf16 --sharding fsdp --checkpointing blocks"),
 }
@@ -56,6 +59,8 @@ LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
     "05_dataloader": f"--model resnet50 -b 64 --test-nsteps 400 {FILES} 16",
     "06_ddp": "--model resnet50 -b 256 --test-nsteps 20 --precision bf16",
     "07_augmentation": "--model resnet50 -b 256 --test-nsteps 30 --precision bf16 --mix cutmix",
+    "08_large_batch": "--model resnet50 -b 256 --test-nsteps 12 --precision bf16 --optimizer lamb "
+    "--warm-up 0.1 --schedule cosine",
     "09_compile": "--model resnet50 -b 256 --test-nsteps 30 --precision bf16",
     "11_fsdp": "--model vit_l_16 -b 32 --test-nsteps 24 --precision bf16 --optimizer adamw "
     "--lr 0.001 --sharding fsdp --checkpointing blocks",
@@ -65,6 +70,7 @@ ON_THE_DEVICE = {  # hints that another device may change
     "02_amp": {"scaler", "scaler-step", "scaler-update", "unscale", "tf32", "format", "item"},
     "03_channels_last": {"autotuner"},
     "06_ddp": {"device", "backend"},
+    "08_large_batch": {"item"},
     "09_compile": {*exercise.read_hints("09_compile")},
 }
 
@@ -228,12 +234,12 @@ def verdict_on(case: Case, pairs: int | None = None) -> dict:
         "right": wrong.FOLDER.parent / wrong.RIGHT,
     }
     if folder := folders.get(case.kind):
-        source = wrong.source(wrong.read(folder / f"{case.name}.diff"))
+        answer = wrong.read(folder / f"{case.name}.diff")
         pairs = 1 if presets.gpus() else None  # small jobs on a processor are asked for no gain
     else:
-        source = course.solution(case.step).read_text()
+        answer = None
     begin = time.monotonic()
-    job = trainees_job(case, source)
+    job = trainees_job(case, answer)
     forget()
     try:
         verdict = check(case.step, job, pairs)
@@ -251,13 +257,12 @@ def commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def trainees_job(case: Case, source: str) -> launch.Job:
-    """Return a trainee's job with this trainer, submitted."""
+def trainees_job(case: Case, answer: wrong.Wrong | None) -> launch.Job:
+    """Return a trainee's job, submitted: with this answer, or with the solution."""
+    n_gpu, name = exercise.find(case.step).processes, f"verify-{case.step}"
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Path(folder, "dlojz.py")
-        trainer.write_text(source)
-        n_gpu = exercise.find(case.step).processes
-        job = launch.submit((str(trainer), *case.flags), n_gpu, name=f"verify-{case.step}")
+        trainer = wrong.put(answer, folder) if answer else course.solution(case.step)
+        job = launch.submit((str(trainer), *case.flags), n_gpu, name=name)
     job.wait()
     return job
 

@@ -1,7 +1,8 @@
 """Wrong answers of the exercises: `python tools/wrong.py check | rebase | museum | show FILE`.
 
-Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, after two
-lines: `expect: <its hint>`, `why: <its meaning>`. There may be more: `caught-by: <finding>`, the
+Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, or against
+a file that the solution imports, after two lines: `expect: <its hint>`, `why: <its meaning>`. There
+may be more: `caught-by: <finding>`, the
 evidence that must fail; `flags: <its runs' own>`; `on-gpu: <hint>`, if it differs there; and
 `needs: gpu`, if it is right on a processor, or `needs: time`: only `make verify` judges those. The
 folder museum has mistakes that suit any step, each against the solution that its diff names.
@@ -44,7 +45,9 @@ class Wrong:
     def step(self) -> str:
         if self.path.parent.name not in (MUSEUM, RIGHT):
             return self.path.parent.name
-        return re.search(r"^--- a/dlojz_(\w+)\.py", self.path.read_text(), re.M).group(1)
+        name = re.search(r"^--- a/(\w+\.py)", self.path.read_text(), re.M).group(1)
+        of_files = {file: step for step, file in course.BESIDE.items()}
+        return of_files.get(name) or name.removeprefix("dlojz_").removesuffix(".py")
 
     @property
     def name(self) -> str:
@@ -93,54 +96,79 @@ def judged_here(step: str) -> list[Wrong]:
     return [answer for answer in every(step) if presets.gpus() or not answer.needs_gpu]
 
 
-def source(wrong: Wrong, solution: str | None = None) -> str:
-    """Return the wrong trainer. Raises ValueError if the diff no longer applies."""
-    if solution is None:
-        solution = course.solution(wrong.step).read_text()
+def solved(step: str) -> dict[str, str]:
+    """Return the solution of a step and the files that it imports, by name."""
+    solution = course.solution(step)
+    files = [solution, *map(solution.with_name, course.files_beside(step))]
+    return {file.name: file.read_text() for file in files}
+
+
+def sources(wrong: Wrong, usual: dict[str, str] | None = None) -> dict[str, str]:
+    """Return the wrong trainer and the files that it imports, by name.
+
+    usual: those of the solution, by default as they are now. Raises ValueError if the diff no
+    longer applies.
+    """
+    usual = usual or solved(wrong.step)
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder, f"dlojz_{wrong.step}.py")
-        target.write_text(solution)
+        for name, text in usual.items():
+            Path(folder, name).write_text(text)
         done = subprocess.run(
             ["git", "apply", str(wrong.path.resolve())], cwd=folder, capture_output=True, text=True
         )
         if done.returncode:
             raise ValueError(
-                f"{wrong.path} no longer applies to {target.name}: python tools/wrong.py "
+                f"{wrong.path} no longer applies to {' and '.join(usual)}: python tools/wrong.py "
                 f"rebase\n{done.stderr}"
             )
-        return target.read_text()
+        return {name: Path(folder, name).read_text() for name in usual}
 
 
-def write(wrong: Wrong, solution: str, changed: str):
-    """Write the diff from the solution to the changed trainer."""
-    name = f"dlojz_{wrong.step}.py"
-    lines = difflib.unified_diff(
-        solution.splitlines(True), changed.splitlines(True), f"a/{name}", f"b/{name}"
-    )
+def put(wrong: Wrong, folder: Path) -> Path:
+    """Write the wrong trainer as dlojz.py, and beside it what it imports; return its path."""
+    trainer = Path(folder, course.trainer().name)
+    for name, text in sources(wrong).items():
+        mine = trainer if name == course.solution(wrong.step).name else trainer.with_name(name)
+        mine.write_text(text)
+    return trainer
+
+
+def write(wrong: Wrong, usual: dict[str, str], changed: dict[str, str]):
+    """Write the diff from the solution's files to the changed ones."""
     wrong.path.parent.mkdir(parents=True, exist_ok=True)
     head = {"expect": wrong.expect, "why": wrong.why, "caught-by": wrong.caught_by}
     needs = "gpu" if wrong.needs_gpu else "time" if wrong.needs_time else ""
     head |= {"flags": wrong.flags, "on-gpu": wrong.on_gpu, "needs": needs}
     text = "".join(f"{name}: {value}\n" for name, value in head.items() if value)
-    wrong.path.write_text(text + "".join(lines))
+    for name, original in usual.items():
+        lines = original.splitlines(True), changed[name].splitlines(True)
+        text += "".join(difflib.unified_diff(*lines, f"a/{name}", f"b/{name}"))
+    wrong.path.write_text(text)
 
 
 def rebase(wrong: Wrong):
     """Carry a diff over the edits of its solution since the diff was committed."""
-    solution = course.solution(wrong.step)
+    usual = solved(wrong.step)
     commit = _git("log", "-1", "--format=%H", "--", str(wrong.path)).strip()
     if not commit:
         sys.exit(f"{wrong.path} was never committed: make it again by hand")
-    old = _git("show", f"{commit}:solutions/{solution.name}")
+    old = {name: _git("show", f"{commit}:solutions/{name}") for name in usual}
+    mine = sources(wrong, old)
+    changed = {name: _merged(wrong, mine[name], old[name], usual[name]) for name in usual}
+    write(wrong, usual, changed)
+
+
+def _merged(wrong, mine, old, usual) -> str:
+    """Return a wrong file, carried over the edits of the solution's."""
     with tempfile.TemporaryDirectory() as folder:
-        mine, base = Path(folder, "the wrong answer"), Path(folder, "the old solution")
-        mine.write_text(source(wrong, old))
-        base.write_text(old)
-        merge = ["git", "merge-file", "-p", str(mine), str(base), str(solution)]
+        files = [Path(folder, name) for name in ("the wrong answer", "the old solution", "the new")]
+        for file, text in zip(files, (mine, old, usual), strict=True):
+            file.write_text(text)
+        merge = ["git", "merge-file", "-p", *map(str, files)]
         done = subprocess.run(merge, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{done.stdout}\n{wrong.path}: the edit meets this mistake; write it again")
-    write(wrong, solution.read_text(), done.stdout)
+    return done.stdout
 
 
 PAGE = FOLDER / MUSEUM / "README.md"
@@ -175,7 +203,7 @@ def main():
     parser.add_argument("file", nargs="?", type=Path, help="diff to show")
     args = parser.parse_args()
     if args.command == "show":
-        print(source(read(args.file)), end="")
+        print("".join(sources(read(args.file)).values()), end="")
         return
     if args.command == "museum":
         PAGE.write_text(page())
@@ -183,7 +211,7 @@ def main():
     stale, answers = [], [*every(), *museum(), *right()]
     for wrong in answers:
         try:
-            source(wrong)
+            sources(wrong)
         except ValueError as error:
             stale.append(wrong)
             print(error if args.command == "check" else f"rebasing {wrong.path}")

@@ -161,11 +161,16 @@ def _rate(runs):
     for run in runs:
         for mine, usual in zip(run.every.updates, run.every.usual, strict=False):
             if not mine.lr_off <= RATE:
-                expected = usual.lr[0]  # of all its weights
-                furthest = max(mine.lr, key=lambda rate: abs(rate - expected))
-                text, asked = both(furthest, expected)
+                text, asked = both(*_unlike(mine.lr, usual.lr))
                 return _finding("rate", False, f"{text} in update {mine.update}", asked, "rate")
     return _finding("rate", True, "the solution's", "the solution's")
+
+
+def _unlike(rates, usual) -> tuple[float, float]:
+    """Return the rate that is furthest from any of the other run's, and the nearest of these."""
+    pairs = [(a, min(usual, key=lambda b: abs(a - b))) for a in rates]
+    pairs += [(min(rates, key=lambda a: abs(a - b)), b) for b in usual]
+    return max(pairs, key=lambda pair: abs(pair[0] - pair[1]))
 
 
 def _settings(runs):
@@ -186,7 +191,8 @@ def _settings(runs):
 def _as_one(update):
     """Return an update with groups of equal settings merged: trainers may split the weights."""
     groups = update.settings
-    return replace(update, settings=[g for i, g in enumerate(groups) if g not in groups[:i]])
+    groups = [g for i, g in enumerate(groups) if g not in groups[:i]]
+    return replace(update, settings=sorted(groups, key=str))
 
 
 def _in_words(value):

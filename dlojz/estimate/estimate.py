@@ -112,7 +112,7 @@ def planned(start: Mapping) -> Plan:
     run, flags = start["arguments"], ()
     if not run.get("channels_last", True):
         flags += ("--no-channels-last",)
-    if "optimizer" in run:  # a flag of TODO 11
+    if "optimizer" in run:  # a flag of TODO 08
         flags += ("--optimizer", run["optimizer"])
     return Plan(
         model=run["model"],

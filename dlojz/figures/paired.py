@@ -61,17 +61,20 @@ def rows(run, only=None) -> list[Row]:
     """
     run, found = measured(run), {}
     for case in trainings(run):
-        title, by_seed = found.setdefault(case["variant"], (case["title"], {}))
+        by_seed = found.setdefault(case["variant"], (case["title"], {}))[1]
         by_seed[case["seed"]] = 100 * case["accuracy"]
     first, (_, clean) = next(iter(found.items()))
     made = []
     for name in dict.fromkeys([first, *(found if only is None else _known(only, found, run.path))]):
-        title, by_seed = found[name]
-        points = [by_seed[seed] - clean[seed] for seed in clean if seed in by_seed]
-        told = difference(clean, by_seed)
-        if told:
-            made.append(Row(title, {s: a / 100 for s, a in by_seed.items()}, points, told))
-    return made
+        made.append(row(found[name][0], clean, found[name][1]))
+    return [*filter(None, made)]
+
+
+def row(title: str, clean: Mapping[int, float], by_seed: Mapping[int, float]) -> Row | None:
+    """Return the row of a variant, from accuracies in percent by seed; None if none is common."""
+    told = difference(clean, by_seed)
+    points = [by_seed[seed] - clean[seed] for seed in clean if seed in by_seed]
+    return told and Row(title, {s: a / 100 for s, a in by_seed.items()}, points, told)
 
 
 def trainings(run) -> list[dict]:
@@ -105,3 +108,18 @@ def words(told: Difference) -> str:
     if told.word in (BETTER, WORSE):
         return f"{abs(told.mean):.1f} ± {told.half:.1f} points {told.word}"
     return f"no difference shown (would have seen {told.half:.1f} points)"
+
+
+def plot_row(ax, at: float, row: Row, colour: str, hollow: bool = False):
+    """Draw the differences of a variant at a height: seeds, their mean, and its 95 % interval."""
+    told = row.difference
+    ax.plot(row.points, [at] * len(row.points), "o", ms=3.5, color=colour, alpha=0.4, mew=0)
+    text = f"{told.mean:+.1f}".replace("-", "\N{MINUS SIGN}")
+    end = max(row.points)
+    if told.half is not None:
+        ends = (told.mean - told.half, told.mean + told.half)
+        ax.plot(ends, (at, at), color=colour, lw=4, solid_capstyle="butt", alpha=0.55)
+        text, end = f"{text} ± {told.half:.1f}", max(end, ends[1])
+    look = {"mfc": "white", "mec": colour} if hollow else {"mec": "white"}
+    ax.plot(told.mean, at, "D", ms=6, color=colour, **look)
+    ax.text(end, at, f"  {text}", va="center", fontsize=8, color=colour)

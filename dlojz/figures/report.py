@@ -16,8 +16,8 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.runs import derived, labels, log, outcome
+from dlojz.runs.columns import PHASES
 from dlojz.runs.folder import path_of
-from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import BAD, BAD_INK, GOOD, PAPER, STATE_COLOURS, Table, harmless
 

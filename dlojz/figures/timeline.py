@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.runs.log import PHASES
+from dlojz.runs.columns import PHASES
 from dlojz.table import Table
 from dlojz.traces import breakdown, host, kinds, spans
 from dlojz.traces.trace import open_trace

@@ -342,6 +342,8 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     yield Entry("06 many GPUs", where, meaning)
     mixes = "batches mixed on the GPU" if cards else "batches mixed by the cores that train"
     yield Entry("07 augmentation", f"CPUs: {cpu['usable']}", mixes)
+    own = "LAMB in bf16" if cards else "a small training; the large ones are recorded"
+    yield Entry("08 large batches", "everywhere", own)
     speed = "and what a step gains" if cards else "the gain of a whole step needs a GPU"
     yield Entry("09 compile", _compile(facts), f"graphs, kernels, {speed}")
     peaks = "and what a GPU's memory holds" if cards else "peaks are predicted"

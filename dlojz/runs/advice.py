@@ -19,6 +19,9 @@ ADVICE = {
         "batch norm cannot train on a batch of one image, and the last batch of an epoch is that "
         "small: use --drop-last, or another --batch-size"
     ),
+    r"ZeroDivisionError(?s:.*)/lr_scheduler\.py": (
+        "OneCycleLR cannot warm up for one update only: take another --warm-up, or more updates"
+    ),
     r"positive integer total_steps, but got 0": (
         "an epoch has no step: with --drop-last, --batch-size must not exceed the number of "
         "training images of a process"

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 
 from dlojz.runs import log
-from dlojz.runs.log import PHASES
+from dlojz.runs.columns import PHASES
 
 MIN_ENERGY_WINDOW_S = 2.0  # the counter moves every 100 ms: 5 % of this
 

@@ -11,13 +11,14 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 {"event": "validation", "seconds": 0.91}
 {"event": "epoch", "epoch": 0, "train_loss": 2.2, "train_accuracy": 0.21, "val_loss": 2.1, "val_accuracy": 0.25}
 {"event": "memory", "process_peak_bytes": 812345678}
+{"event": "rates", "rates": [1e-05, 0.01, 10.0], "losses": [2.31, 2.29, NaN]}
 {"event": "measure", "what": "kept for backward", "value": 1.2e9, "unit": "bytes", "x": 64}
 {"event": "case", "case": "channels_last", "step_ms": [31.2, 31.4]}
 {"event": "evidence", "when": "probe", "logits": {"dtype": "bfloat16", "device": "cuda:0"}}
 {"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"}
 
 `evidence` is what a training run really did, as `dlojz.watch.evidence` saw it, in the records of `dlojz.runs.records`:
-`when` is samples, mixtures, probe, last, whole, profiler, audit, stopwatch or replay. A small experiment writes a `measure` for each of its figures (`x` is
+`when` is samples, mixtures, begun, made_up, geometry, probe, last, whole, profiler, audit, stopwatch or replay. A small experiment writes a `measure` for each of its figures (`x` is
 the size or step at which it was measured), and a `case` for values that belong together, with the fields that it needs.
 `host_ms` and `device_ms` are the two clocks of `dlojz.training.chronometer`; `ahead_ms` is how far the host ran
 ahead of the device. A window's last fields are what may have disturbed it, and the memory in use as it ended: see `dlojz.machine.meters`.
@@ -29,7 +30,6 @@ import io
 import json
 import os
 import sys
-from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -40,17 +40,17 @@ from dlojz import course, idr_torch
 from dlojz.machine import cpus, meters
 from dlojz.runs import outcome, records
 from dlojz.runs.advice import advice
+from dlojz.runs.columns import Steps
 from dlojz.runs.console import Progress
 from dlojz.runs.folder import events_file, new_run, path_of, trace_file
 from dlojz.runs.origin import origin
 
 SCHEMA = 2
-PHASES = ("data", "transfer", "forward", "backward", "update")  # of a step, in their order
 # Steps that the Chronometer leaves out: cuDNN picks kernels, the allocator grows, workers start. It
 # waits on, up to the second number, until an update is seen: a gradient scaler skips the first.
 WARMUP_STEPS, MOST_WARMUP_STEPS = 3, 12
 EVENTS = ("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory")
-EVENTS += ("measure", "case", "end")
+EVENTS += ("rates", "measure", "case", "end")
 
 # The fields that readers compute with, by event; those of `start` may be missing.
 TEXT, COUNT, NUMBER = (str, "text"), (int, "a whole number"), ((int, float), "a number")
@@ -136,6 +136,11 @@ class RunLog:
             steps_per_epoch=steps,
             steps=cut * self._args.epochs,
         )
+
+    def rates(self, table):
+        """Write the table of a learning-rate finder: pairs of a rate and a loss."""
+        rates, losses = zip(*table, strict=True)
+        self._write("rates", **records.Rates([*rates], [*losses]).written())
 
     def step(self, values: dict, host_ms: dict, device_ms: dict | None, ahead_ms: float | None):
         """Write one training step, as the Chronometer resolved it."""
@@ -288,33 +293,6 @@ def _device_name(device):
 # Reading ------------------------------------------------------------------------------------
 
 
-@dataclass
-class Steps:
-    """The steps of a run as columns: 10^6 steps take 120 MB, not gigabytes of dicts."""
-
-    epoch: array = field(default_factory=lambda: array("l"))
-    step: array = field(default_factory=lambda: array("l"))
-    images: array = field(default_factory=lambda: array("l"))
-    lr: array = field(default_factory=lambda: array("d"))
-    loss: array = field(default_factory=lambda: array("d"))
-    host_ms: dict = field(default_factory=lambda: {p: array("d") for p in PHASES})
-    device_ms: dict = field(default_factory=lambda: {p: array("d") for p in PHASES})
-    ahead_ms: array = field(default_factory=lambda: array("d"))  # NaN before the window
-
-    def __len__(self):
-        return len(self.step)
-
-    def append(self, event):
-        """Append a `step` event. Raises KeyError or TypeError for a missing or wrong field."""
-        for name in ("epoch", "step", "images", "lr", "loss"):
-            getattr(self, name).append(event[name])
-        for phase in PHASES:
-            self.host_ms[phase].append(event["host_ms"][phase])
-            if "device_ms" in event:
-                self.device_ms[phase].append(event["device_ms"][phase])
-        self.ahead_ms.append(event.get("ahead_ms", float("nan")))
-
-
 class Cases(dict):
     """The fields of each case of an experiment, by its name; LogError for one that is missing."""
 
@@ -344,6 +322,9 @@ class Run:
     epochs: list = field(default_factory=list)
     samples: records.Samples = field(default_factory=records.Samples)
     mixtures: records.Mixtures = field(default_factory=records.Mixtures)
+    begun: records.Begun = field(default_factory=records.Begun)
+    made_up: records.MadeUp = field(default_factory=records.MadeUp)
+    geometry: records.Geometry = field(default_factory=records.Geometry)
     probe: records.Probe = field(default_factory=records.Probe)
     share: records.Share = field(default_factory=records.Share)
     middle: records.MiddleStep = field(default_factory=records.MiddleStep)
@@ -354,6 +335,7 @@ class Run:
     audit: records.Audit = field(default_factory=records.Audit)
     stopwatch: records.Stopwatch = field(default_factory=records.Stopwatch)
     replay: records.Replay = field(default_factory=records.Replay)
+    rates: records.Rates = field(default_factory=records.Rates)
     measures: list[records.Measure] = field(default_factory=list)
     cases: dict[str, dict] = field(default_factory=dict)  # see Cases
     memory: dict = field(default_factory=dict)
@@ -473,6 +455,8 @@ def _take(run, event):
         getattr(run, kind + "s").append(event)
     elif kind == "measure":
         run.measures.append(records.Measure.read(event))
+    elif kind == "rates":
+        run.rates = records.Rates.read(event)
     elif kind == "case":
         run.cases[event["case"]] = {k: v for k, v in event.items() if k not in ("event", "case")}
     elif kind == "evidence":

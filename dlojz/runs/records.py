@@ -286,6 +286,34 @@ class Mixtures(Record):
 
 
 @dataclass(frozen=True)
+class Begun(Record):
+    """The state of a training as it begins, by an optimizer of its own or after a finder."""
+
+    optimizer: str | None = None
+    weights: str | None = None  # checksums
+    buffers: str | None = None
+    states: int = 0  # tensors of the optimizer that hold anything but zeros
+    rates: list = field(default_factory=list)  # of the groups
+    updates: int | None = None  # of the schedule, so far
+
+
+@dataclass(frozen=True)
+class MadeUp(Record):
+    """The updates of made-up weights by each optimizer: see `dlojz.watch.optimizing`."""
+
+    ways: dict = field(default_factory=dict)  # by optimizer: dicts of updates, mistakes
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Geometry(Record):
+    """The geometry of the first updates of a check's audited run: see `dlojz.watch.geometry`."""
+
+    optimizer: str | None = None
+    updates: list = field(default_factory=list)  # dicts, by part of the model and kind of number
+
+
+@dataclass(frozen=True)
 class Profiling(Record):
     """The actions of the trainer's own profiler."""
 
@@ -408,6 +436,9 @@ EVIDENCE = {  # by `when`, which is also the name in a log.Run
     "samples": Samples,
     "probe": Probe,
     "mixtures": Mixtures,
+    "begun": Begun,
+    "made_up": MadeUp,
+    "geometry": Geometry,
     "share": Share,
     "middle": MiddleStep,
     "last": LastStep,
@@ -418,6 +449,14 @@ EVIDENCE = {  # by `when`, which is also the name in a log.Run
     "stopwatch": Stopwatch,
     "replay": Replay,
 }
+
+
+@dataclass(frozen=True)
+class Rates(Record):
+    """The table of a learning-rate finder; a loss is that before the update at its rate."""
+
+    rates: list = field(default_factory=list)
+    losses: list = field(default_factory=list)
 
 
 # The measures of an experiment ------------------------------------------------------------------

@@ -32,6 +32,8 @@ SAME_FLAGS = (
     *("model", "image_size", "batch_size", "drop_last", "accumulate", "lr", "wd", "mom"),
     *("clip_norm", "seed"),
 )
+# Those that a step adds, with the values of a trainer without them.
+MORE_FLAGS = {"optimizer": "sgd", "schedule": "onecycle", "warm_up": 0.3}
 LAST = "checkpoint.txt"  # in a run's folder: its latest checkpoint's path, for slurm/job.sbatch
 
 LATEST = "latest"  # in a folder of shards: the name of the folder that is complete
@@ -376,8 +378,9 @@ def _put_own(training, own):
 def _promises(training, args):
     return {
         **{name: getattr(args, name) for name in SAME_FLAGS},
+        **{name: getattr(args, name, usual) for name, usual in MORE_FLAGS.items()},
         "world_size": idr_torch.size,
-        "total_steps": training.scheduler.total_steps,  # the length of the schedule
+        "total_steps": getattr(training.scheduler, "total_steps", None),  # of the schedule
         "parts": sorted(parts(training)),
     }
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from dlojz.runs.log import PHASES
+from dlojz.runs.columns import PHASES
 from dlojz.training import private
 
 _paused = 0.0  # seconds that belong to no clock

@@ -128,6 +128,20 @@ STEPS = (  # each is added by a step of the course, by its name without the hyph
         **{"kind": int, "least": 0, "values": ("N", "M")},
     ),
     _flag(
+        "--optimizer",
+        "sgd",
+        "sgd, lars, lion and muon keep one value for each weight, adamw and lamb two",
+        choices=("sgd", "adamw", "lamb", "lars", "lion", "muon"),
+    ),
+    _flag("--warm-up", 0.3, "the share of the updates in which the learning rate rises"),
+    _flag(
+        "--schedule",
+        "onecycle",
+        "the fall of the learning rate afterwards; onecycle also rises in a curve",
+        choices=("onecycle", "cosine", "constant"),
+    ),
+    _flag("--find-lr", 0, "learning rates to try before the training; 0: none", least=0),
+    _flag(
         "--compile",
         ByDevice("default", "off"),
         "mode of torch.compile; aot_eager generates no code, it only shows the graphs",
@@ -144,9 +158,6 @@ STEPS = (  # each is added by a step of the course, by its name without the hyph
         "off",
         "recompute activations in the backward pass: off, or block by block",
         choices=("off", "blocks"),
-    ),
-    _flag(
-        "--optimizer", "sgd", "sgd keeps one value per weight, adamw two", choices=("sgd", "adamw")
     ),
 )
 RUNNING = {  # by their title in --help
@@ -266,8 +277,12 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse
         parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
     if getattr(args, "sharding", "") == "fsdp" and idr_torch.size == 1:
         parser.error("--sharding fsdp needs at least two processes: submit it with n_gpu=2")
+    if (getattr(args, "sharding", ""), getattr(args, "optimizer", "")) == ("fsdp", "muon"):
+        parser.error("--optimizer muon needs whole matrices: with --sharding fsdp take another one")
     if getattr(args, "mix", "off") != "off" and idr_torch.is_master:
         print("note: with --mix, the training's accuracy counts each image's own label only")
+    if not 0 <= getattr(args, "warm_up", 0) <= 1:
+        parser.error(f"--warm-up {args.warm_up}: expected a share, from 0 to 1")
     if args.num_workers == 0 and idr_torch.is_master:
         print("note: without workers, --persistent-workers and --prefetch-factor have no effect")
     return args

@@ -7,7 +7,10 @@ that does so exchanges none, so its call is ignored.
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dlojz.training import private
 from dlojz.watch import compilation
+
+READS = ("_local_scalar_dense", "nonzero")  # operations that make the host wait
 
 
 def inner(model):
@@ -70,3 +73,17 @@ def hook(model, on_input, on_output=None) -> list:
     aside = torch.compiler.disable
     before = [m.register_forward_pre_hook(aside(enter), with_kwargs=True) for m in modules]
     return before + [m.register_forward_hook(aside(leave)) for m in modules]
+
+
+def counted():
+    """Return a context with the numbers of operations, and of those that make the host wait."""
+
+    class Count(private.dispatch_mode()):
+        operations = reads = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.operations += 1
+            self.reads += func.overloadpacket.__name__ in READS
+            return func(*args, **(kwargs or {}))
+
+    return Count()

@@ -53,14 +53,20 @@ def settings(update, replay) -> records.Settings:
     """Return the settings of an update, with the distance of its learning rates."""
     number = update.update
     rates = [float(rate) for rate in update.lr]
-    usual = replay.rates[number] if number < len(replay.rates) else math.nan
-    kept = usual, float(torch.tensor(usual))  # an optimizer may keep its rate in float32
-    smallest = 1e-12  # a learning rate of 0 is compared by its distance
-    off = [min(abs(rate - as_is) for as_is in kept) / max(usual, smallest) for rate in rates]
+    usual = replay.rates[number] if number < len(replay.rates) else [math.nan]
+    # Groups may be others, so each rate needs its like in the other run, and none is left.
+    off = [min(_rate_off(a, b) for b in usual) for a in rates]
+    off += [min(_rate_off(a, b) for a in rates) for b in usual]
     same = ("update", "optimizer", "settings", "missing", "evaluating", "random")
     return records.Settings(
         lr=rates, lr_off=max(off), **{name: getattr(update, name) for name in same}
     )
+
+
+def _rate_off(mine, usual) -> float:
+    """Return the distance of two learning rates, as a share; of one that is 0, in itself."""
+    kept = usual, float(torch.tensor(usual))  # an optimizer may keep its rate in float32
+    return min(abs(mine - as_is) for as_is in kept) / max(usual, 1e-12)
 
 
 def skips(update) -> bool:

@@ -4,18 +4,17 @@ The trainer calls `watch` once. It logs these records of `dlojz.runs.records`:
 
 samples  before a test run on files: the data set's images of a file of our own.
 mixtures  before one with --mix: the trainer's mixture of a batch of our own.
+begun, made_up, geometry  of one with another optimizer than SGD: see `dlojz.watch.optimizing`.
 probe  the first training step, under hooks: devices, dtypes and strides of the weights, of each
        layer's input and output, of the loss; autocast, the gradient scaler, the gradients' norm;
        of a model to be compiled also its convolutions and products.
-last   the last step of a test run, under the profiler, outside the measured window: convolutions
-       and matrix products with their sizes and dtypes, copies, waits, tensors kept by autograd. It
-       is left out if the trainee's profiler records that step.
+last   the last step of a test run, under the profiler, if the trainee's does not record it: its
+       convolutions and matrix products with their sizes, copies, waits, tensors kept by autograd.
 middle  the same for an earlier step, in a check that asks for it.
 whole  all steps, from facts that the host has without waiting: shapes of the inputs, numbers of
        backward passes and optimizer steps, and whether the weights changed.
 compilation  the work of torch.compile, if any: see `dlojz.watch.compilation`.
-share  this process's part of the model and its training, in shards or whole, and the layers
-       that ran again in the backward pass.
+share  this process's part of the model and its training, and the layers that ran again.
 
 The probe's hooks are removed when it ends. The others touch no data on the device: they cost
 microseconds, and `torch.compile` leaves them out of its graphs.
@@ -38,6 +37,7 @@ from dlojz.watch import (
     group,
     inventory,
     mixtures,
+    optimizing,
     profile,
     readings,
     samples,
@@ -96,8 +96,8 @@ class Witness:
         self._counts_first &= "--profile" not in sys.argv  # only one profiler can run at a time
         if args.test and (seen := samples.look_within(loader)):
             run.evidence(records.Samples(**seen))
-        if mixed := mixtures.look(training, args, loader):
-            run.evidence(records.Mixtures(**mixed))
+        mixtures.watch(run, training, args, loader)
+        optimizing.watch(run, training, args)
         self._auditor = auditor.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
         timed = "timed" in auditor.wished()

@@ -12,13 +12,19 @@ from types import SimpleNamespace
 
 import torch
 
-from dlojz.training import data, mixing, private
-from dlojz.watch import auditor, inventory, readings
+from dlojz.runs import records
+from dlojz.training import data, mixing
+from dlojz.watch import auditor, calls, inventory, readings
 
 HEIGHT, WIDTH = 40, 72
 FEW, MANY = 16, 64  # images
 WAYS = ("cutmix", "mixup")
-READS = ("_local_scalar_dense", "nonzero")  # operations
+
+
+def watch(run, training, args, loader):
+    """Log the batches that the trainer's `forward` makes, if there are any."""
+    if mixed := look(training, args, loader):
+        run.evidence(records.Mixtures(**mixed))
 
 
 def look(training, args, loader) -> dict:
@@ -108,7 +114,7 @@ class _Probe:
         return seen
 
     def _counted(self, how, images):
-        with _count() as count:
+        with calls.counted() as count:
             self._call(how, images)
         return count
 
@@ -133,20 +139,6 @@ def _criterion(seen):
         return logits.float().mean()
 
     return keep
-
-
-def _count():
-    """Return a context with the numbers of operations, and of those that make the host wait."""
-
-    class Count(private.dispatch_mode()):
-        operations = reads = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.operations += 1
-            self.reads += func.overloadpacket.__name__ in READS
-            return func(*args, **(kwargs or {}))
-
-    return Count()
 
 
 def _asked(draws, how):

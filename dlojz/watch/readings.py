@@ -102,7 +102,8 @@ def met(logits, labels, loss) -> list:
 def kind(optimizer) -> str:
     """Return the name of an optimizer's class, or of torch's class that it is derived from."""
     classes = type(optimizer).__mro__
-    known = (c for c in classes if c.__module__.startswith("torch.optim."))
+    own = torch.optim.Optimizer
+    known = (c for c in classes if c.__module__.startswith("torch.optim.") and c is not own)
     name = next(known, classes[0]).__name__
     if name == "Adam" and all(g.get("decoupled_weight_decay") for g in optimizer.param_groups):
         return "AdamW"

@@ -154,8 +154,8 @@ class Solution:
             optimizer.state[weight][what] = kept
         self._complete(optimizer)
         optimizer.zero_grad()
-        for group in optimizer.param_groups:
-            group["lr"] = self.rates[number]
+        for group, rate in zip(optimizer.param_groups, self.rates[number], strict=True):
+            group["lr"] = rate
         torch.set_rng_state(state["begun"]["cpu_rng"])
         if state["begun"]["cuda_rng"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["begun"]["cuda_rng"], self.device)
@@ -222,12 +222,12 @@ def perturb(model, relative: float, seed: int):
             weight.mul_(1 + relative * noise)
 
 
-def _rates(training, updates) -> list[float]:
-    """Return the solution's learning rate for each update; its scheduler is not used again."""
+def _rates(training, updates) -> list[list[float]]:
+    """Return the solution's learning rates for each update; its scheduler is not used again."""
     rates = []
     with warnings.catch_warnings(action="ignore"):  # no optimizer steps before it
         for _ in range(updates):
-            rates.append(training.optimizer.param_groups[0]["lr"])
+            rates.append([group["lr"] for group in training.optimizer.param_groups])
             training.scheduler.step()
     training.scheduler = SimpleNamespace(step=lambda: None, get_last_lr=lambda: [math.nan])
     return rates

@@ -136,7 +136,7 @@ def test_an_update_is_done_again_as_this_gpu_does_it(fused):
     solved = replay.Replay.__new__(replay.Replay)
     solved.training = SimpleNamespace(optimizer=torch.optim.AdamW([other], 0.01, fused=True))
     solved.weights, solved._buffers = {"w": other}, {}
-    solved.rates, solved.device = [0.01] * 6, weight.device
+    solved.rates, solved.device = [[0.01]] * 6, weight.device
     begun = {"buffers": {}, "cpu_rng": torch.get_rng_state(), "cuda_rng": None}
 
     def state():

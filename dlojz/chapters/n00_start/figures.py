@@ -11,7 +11,7 @@ from matplotlib.patches import FancyArrowPatch
 from dlojz import course
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
-from dlojz.runs.log import PHASES
+from dlojz.runs.columns import PHASES
 from dlojz.runs.stats import summary
 
 FIRST = "train_one_epoch"  # the function with the loop

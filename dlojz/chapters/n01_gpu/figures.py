@@ -5,7 +5,7 @@ import numpy as np
 
 from dlojz.figures import report
 from dlojz.runs import derived, log
-from dlojz.runs.log import PHASES
+from dlojz.runs.columns import PHASES
 from dlojz.runs.stats import summary
 
 

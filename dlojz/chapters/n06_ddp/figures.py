@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
 from dlojz.runs import derived, log, stats
-from dlojz.runs.log import PHASES
+from dlojz.runs.columns import PHASES
 from dlojz.table import Table
 
 PALETTE, SERIES = report.PALETTE, report.SERIES

@@ -249,7 +249,7 @@ def plot_crossing(short_run, long_run, ax=None):
         for (name, task), shift in zip(found.items(), (-0.17, 0.17), strict=True):
             for at, title in enumerate(titles):
                 if title in task.others:
-                    _plot_difference(ax, at + shift, task.others[title], TASKS[name])
+                    paired.plot_row(ax, at + shift, task.others[title], TASKS[name])
             clean = statistics.fmean(task.clean.accuracies.values())
             label = f"{name}: {_sizes(runs[name])}; clean {clean:.1%}"
             ax.plot([], [], "D", color=TASKS[name], label=label)
@@ -260,19 +260,6 @@ def plot_crossing(short_run, long_run, ax=None):
         drawing.caption(ax, f"{note}\n{_model(short_run)}; {drawing.where(short_run)}")
         drawing.legend(ax, 1, (0, 1.14))
     return ax
-
-
-def _plot_difference(ax, at, row, colour):
-    told = row.difference
-    ax.plot(row.points, [at] * len(row.points), "o", ms=3.5, color=colour, alpha=0.4, mew=0)
-    text = f"{told.mean:+.1f}".replace("-", "\N{MINUS SIGN}")
-    end = max(row.points)
-    if told.half is not None:
-        ends = (told.mean - told.half, told.mean + told.half)
-        ax.plot(ends, (at, at), color=colour, lw=4, solid_capstyle="butt", alpha=0.55)
-        text, end = f"{text} ± {told.half:.1f}", max(end, ends[1])
-    ax.plot(told.mean, at, "D", ms=6, color=colour, mec="white")
-    ax.text(end, at, f"  {text}", va="center", fontsize=8, color=colour)
 
 
 def _sizes(run):

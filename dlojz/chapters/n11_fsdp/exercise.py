@@ -68,8 +68,7 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 def _flags(mine, arguments):
     """Yield a finding for each flag of the step, with the job's value."""
-    usual = {"sharding": "fsdp", "checkpointing": "off", "optimizer": "sgd"}
-    for name in usual:
+    for name in ("sharding", "checkpointing"):
         asked = arguments.get(name)
         yield flag(mine, f"--{name}", lambda value, asked=asked: value == asked, str(asked), "flag")
     if arguments.get("sharding") != "fsdp":
@@ -327,7 +326,7 @@ def extras(on_gpu: bool) -> list[Extra]:
 
 EXERCISE = Exercise(
     step="11_fsdp",
-    own_flags={"--sharding": 1, "--checkpointing": 1, "--optimizer": 1},
+    own_flags={"--sharding": 1, "--checkpointing": 1},
     processes=2,
     mechanism=mechanism,
     follows=("clip",),
@@ -347,7 +346,7 @@ EXERCISE = Exercise(
         (r"a whole checkpoint is one file", "goes-on"),
     ),
     errors=(
-        (r"unrecognized arguments: .*--(sharding|checkpointing|optimizer)", "flag"),
+        (r"unrecognized arguments: .*--(sharding|checkpointing)", "flag"),
         (r"Cannot copy out of meta tensor|on the meta device|is on meta", "values"),
         (r"FSDP does not support .*contiguous|non-contiguous parameters", "layout"),
         (r"mixed torch.Tensor and DTensor", "order"),

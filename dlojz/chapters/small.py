@@ -3,6 +3,8 @@
 import functools
 import io
 import itertools
+import sys
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
@@ -10,6 +12,7 @@ from PIL import Image
 from dlojz.images import draw
 from dlojz.images.dataset import processes
 from dlojz.machine import cpus
+from dlojz.training.replaced import replaced
 
 CHUNK = 25  # images of a class that a worker draws before it hands them over: about a second
 FEW = 100  # images that are drawn sooner than a process begins
@@ -66,7 +69,7 @@ def _chunk(seed, split, label, indices, side, ways):
 
 def images(
     split: str,
-    classes: int,
+    classes: Sequence[int],
     per_class: int,
     side: int,
     ways=("usual",),
@@ -74,23 +77,23 @@ def images(
     workers=None,
     progress=None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return the first `per_class` images of each class, made in each of the `ways`, and labels.
+    """Return the first `per_class` images of these classes, made in each of the `ways`, and labels.
 
     The images are uint8 [N, 3, side, side], by way; each is drawn only once.
     workers: processes that draw; None: as many as this process has CPUs, 1: this process alone,
         which also draws few images: other processes would take seconds to begin.
     progress: called with the number of images that were just drawn.
     """
-    starts = itertools.product(range(classes), range(0, per_class, CHUNK))
+    starts = itertools.product(classes, range(0, per_class, CHUNK))
     tasks = [(k, range(start, min(start + CHUNK, per_class))) for k, start in starts]
-    workers = 1 if classes * per_class <= FEW else workers or cpus.count()
+    workers = 1 if len(classes) * per_class <= FEW else workers or cpus.count()
     found = []
     for chunk in _drawn(seed, split, tasks, side, ways, workers):
         found.append(chunk)
         if progress:
             progress(len(chunk[ways[0]]))
     whole = {way: np.concatenate([chunk[way] for chunk in found]) for way in ways}
-    return whole, np.repeat(np.arange(classes), per_class)
+    return whole, np.repeat(np.asarray(classes), per_class)
 
 
 def _drawn(seed, split, tasks, side, ways, workers):
@@ -100,5 +103,8 @@ def _drawn(seed, split, tasks, side, ways, workers):
             yield _chunk(seed, split, *task, side, ways)
         return
     with processes(min(workers, len(tasks))) as pool:
-        for future in [pool.submit(_chunk, seed, split, *task, side, ways) for task in tasks]:
+        with replaced(sys.modules["__main__"], __file__=None, __spec__=None):
+            # A worker would run the program's imports, and so load torch, for seconds.
+            found = [pool.submit(_chunk, seed, split, *task, side, ways) for task in tasks]
+        for future in found:
             yield future.result()

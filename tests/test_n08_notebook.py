@@ -1,0 +1,183 @@
+"""What notebook 08, its quiz and its answers say of recordings is in the recordings."""
+
+import statistics
+import tomllib
+from functools import cache
+
+import pytest
+from claims import claims
+
+from dlojz import course, runs
+from dlojz.chapters import n08_large_batch as n08
+from dlojz.chapters.n08_large_batch import figures
+from dlojz.figures import paired
+
+AGAIN = figures.AGAIN
+
+
+def recorded(what):
+    return runs.recorded(f"h100/08-{what}")
+
+
+@cache
+def trained():
+    return figures.fresh(recorded("batches-x4"))
+
+
+@cache
+def ruled():
+    found = {}
+    for phase in ("rule", "as many updates"):
+        for s in figures.settings(recorded("batches-x4"), phase):
+            found[phase, s.rule] = s
+    return found
+
+
+@cache
+def lines():
+    return n08.lengths(recorded("lengths-x4"))
+
+
+def needed(what):
+    run = recorded("lengths-x4")
+    return {b: n08.needed(s, what, n08.target(run)) for b, s in n08.lengths(run).items()}
+
+
+def chapter(name):
+    path = course.course_root() / f"dlojz/chapters/n08_large_batch/{name}.toml"
+    return tomllib.loads(path.read_text())
+
+
+@claims("08_large_batch")
+def test_both_rules_fail_in_as_many_epochs_and_win_in_as_many_updates():
+    small, tuned = trained()["sgd", 64], trained()["sgd", 1024]
+    assert n08.rate_ratio(recorded("batches-x4")) == 1
+    root = figures.difference(small, ruled()["rule", "square root"])
+    linear = figures.difference(small, ruled()["rule", "linear"])
+    assert {root.word, linear.word} == {paired.WORSE}
+    lost = -figures.difference(small, tuned).mean
+    yield f"the large batch loses {lost:.1f} points, with the linear rule {-linear.mean:.1f}"
+    same, scaled = (ruled()["as many updates", rule] for rule in ("same rate", "linear"))
+    assert figures.difference(small, same).word == paired.BETTER
+    assert figures.difference(same, scaled).word == paired.BETTER
+    yield f"the rate of the linear rule better still: {scaled.accuracy().mean:.1f} %"
+
+
+@claims("08_large_batch")
+def test_statistics_are_a_part_of_the_loss_with_few_updates_only():
+    sgd = [s for (name, _), s in trained().items() if name == "sgd"]
+    gained = {s.batch: s.accuracy(AGAIN).mean - s.accuracy().mean for s in sgd}
+    assert all(abs(points) < 0.2 for batch, points in gained.items() if batch <= 1024)
+    lamb = trained()["lamb", 4096]
+    points = lamb.accuracy(AGAIN).mean - lamb.accuracy().mean
+    yield f"SGD gains {gained[4096]:.0f} points, and LAMB {points:.0f}"
+
+
+@claims("08_large_batch")
+def test_a_finder_is_right_by_an_order_of_magnitude():
+    minima = n08.lowest(recorded("finder"))
+    ratios = {batch: trained()["sgd", batch].rate / rate for batch, rate in minima.items()}
+    yield f"{ratios[64]:.0f} times that of the lowest loss for 64 images"
+    assert 0.8 < ratios[1024] < 1.25
+    tuned = figures.settings(recorded("batches-x4"), "tuning")
+    at = {s.rate: s.accuracy().mean for s in tuned if (s.optimizer, s.batch) == ("sgd", 1024)}
+    assert minima[1024] / 0.016 == pytest.approx(5, abs=0.5)
+    yield f"With a fifth of it, 0.016, the large batch had {at[0.016]:.1f} % while it was tuned, "
+    yield f"and {at[0.1]:.1f} % with 0.1"
+    told = f"{min(ratios.values()):.1f} to {max(ratios.values()):.1f} times"
+    assert told in chapter("quiz")["large-minimum"]["answers"][2]["why"]
+
+
+@claims("08_large_batch")
+def test_muon_is_first_and_none_makes_up_for_the_missing_updates():
+    at = {name: s for (name, batch), s in trained().items() if batch == 1024}
+    order = sorted(at, key=lambda name: -at[name].accuracy().mean)
+    ahead = figures.difference(at["lars"], at["muon"])
+    assert (order[:2], ahead.word) == (["muon", "lars"], paired.BETTER)
+    yield f"Muon is first: {at['muon'].accuracy().mean:.1f} %, {ahead.mean:.1f} points better"
+    for one, other in (("lars", "adamw"), ("lars", "lamb"), ("adamw", "lamb")):
+        assert figures.difference(at[one], at[other]).word not in (paired.BETTER, paired.WORSE)
+    assert set(order[-2:]) == {"sgd", "lion"}
+    behind = figures.difference(trained()["sgd", 64], at["muon"])
+    yield f"Muon is still {-behind.mean:.1f} points behind SGD"
+    lag = [at[n].accuracy(AGAIN).mean - at[n].accuracy().mean for n in ("lamb", "muon")]
+    assert all(1.5 < points < 2 for points in lag)
+    for row in n08.optimizers(recorded("batches-x4")).rows:
+        assert "grid's end" not in row[1]
+        if row[0] in ("Muon", "LAMB"):
+            assert float(row[2]) > at[row[0].lower()].accuracy().mean + 1
+
+
+@claims("08_large_batch")
+def test_updates_hardly_fall_above_the_critical_batch():
+    updates, seconds, joules = (needed(what) for what in ("updates", "seconds", "joules"))
+    assert 0.33 < updates[256].mean / updates[64].mean < 0.4
+    assert 0.45 < updates[1024].mean / updates[256].mean < 0.55
+    yield f"{updates[4096].mean:.0f} updates instead of {updates[1024].mean:.0f}"
+    assert min(seconds, key=lambda b: seconds[b].mean) == 1024
+    yield f"{seconds[1024].mean:.2f} s instead of {seconds[64].mean:.1f} s"
+    assert min(joules, key=lambda b: joules[b].mean) == 256
+    yield f"{joules[256].mean:.0f} J instead of {joules[64].mean:.0f} J"
+    assert seconds[4096].mean == pytest.approx(seconds[64].mean, rel=0.1)
+    assert joules[4096].mean == pytest.approx(2 * joules[64].mean, rel=0.15)
+    yield f"in {seconds[1024].mean / seconds[64].mean:.0%} of the time".replace("%", " %")
+    yield f"for {joules[256].mean / joules[64].mean:.0%} of the energy".replace("%", " %")
+    told = f"{updates[4096].mean:.0f} updates instead of {updates[1024].mean:.0f}"
+    assert told in chapter("answers")["08 from the figures"]
+
+
+@claims("08_large_batch")
+def test_the_best_rate_grows_with_the_updates():
+    rates = {s.mean("updates"): s.rate for s in lines()[1024]}
+    assert [*rates.values()] == sorted(rates.values())
+    yield f"1,024 images want {rates[72]:g} for 72 updates, and {rates[576]:g} for 576"
+
+
+@claims("08_large_batch")
+def test_an_update_one_by_one_takes_the_time_of_its_launches():
+    cases = figures.measured(recorded("costs")).cases.values()
+    ms = {(c["optimizer"], c["way"]): statistics.median(c["ms"]) for c in cases}
+    (first,) = [c for c in cases if (c["optimizer"], c["way"]) == ("lamb", "compiled")]
+    yield f"updates {first['weights']} tensors"
+    own = ms["lamb", "one by one"]
+    yield f"{own:.0f} ms, {own / ms['adamw', 'fused']:.0f} times as long as fused AdamW"
+    yield f"Compiled it takes {ms['lamb', 'compiled']:.1f} ms, after {first['first_s']:.0f} s"
+    muon = trained()["muon", 1024].mean("seconds")
+    yield f"Muon's 72 updates above took {muon:.1f} s"
+    (same,) = [s for s in lines()[1024] if s.mean("updates") == 576]
+    assert same.mean("seconds") == pytest.approx(muon, rel=0.05)
+    yield f"had {same.accuracy().mean:.1f} %"
+
+
+@claims("08_large_batch")
+def test_each_change_does_what_the_notebook_says():
+    run = recorded("variants-x4")
+    clean, others = figures.changes(run, "sgd")
+    points = {title: figures.difference(clean, s) for title, s in others.items()}
+    cold, warm = points["rate x 4, no warm-up"].mean, points["rate x 4"].mean
+    yield f"lost {-cold:.0f} points without one, {-warm:.0f} with 30 % of the updates"
+    long = others["rate x 4, warm-up over 50 %"].by_seed().values()
+    assert min(long) < 50
+    assert sum(a > clean.accuracy().mean - 10 for a in long) >= 2
+    yield f"At the best rate it brings {-points['no warm-up'].mean:.1f}"
+    mean = points["constant rate, mean of the weights (EMA 0.9)"]
+    assert mean.word == paired.BETTER
+    yield f"{mean.mean:.1f} points better than cosine"
+    assert points["mean of the weights (EMA 0.9)"].word not in (paired.BETTER, paired.WORSE)
+    growing = others["3/4 of the side in the first half"]
+    saved = 1 - growing.mean("seconds") / clean.mean("seconds")
+    lost = -figures.difference(clean, growing).mean
+    yield f"saved {saved:.0%} of the time and cost {lost:.1f} points".replace("%", " %")
+
+
+@claims("08_large_batch")
+def test_decay_makes_no_difference_unless_it_is_coupled():
+    clean, others = figures.changes(recorded("variants-x4"), "adamw")
+    points = {title: figures.difference(clean, s) for title, s in others.items()}
+    same = [points[title] for title in ("no decay", "decay on all weights")]
+    assert {p.word for p in same}.isdisjoint({paired.BETTER, paired.WORSE})
+    yield f"({max(p.half for p in same):.1f} points would have been seen)"
+    coupled = others["coupled: Adam with L2"]
+    yield f"decay loses {-points['coupled: Adam with L2'].mean:.1f} points"
+    again = figures.difference(clean, coupled, AGAIN)
+    assert again.word not in (paired.BETTER, paired.WORSE)
