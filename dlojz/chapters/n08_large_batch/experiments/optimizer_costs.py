@@ -105,9 +105,9 @@ def main():
     parser.add_argument("--compiled", action=compiled, help="also compiled updates")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()
-    torch._dynamo.config.recompile_limit = 64  # all compiled updates are of the same function
-    torch._dynamo.config.capture_scalar_outputs = True  # LAMB reads its count of updates
-    with session.begin(args, device) as (run, _):
+    # All compiled updates are of the same function, and LAMB reads its count of updates.
+    compiler = torch._dynamo.config.patch(recompile_limit=64, capture_scalar_outputs=True)
+    with session.begin(args, device) as (run, _), compiler:
         calls, about = {}, {}
         wanted = [c for c in combinations() if args.compiled or c[1] != "compiled"]
         for each in tqdm(wanted, unit="optimizer"):
