@@ -21,7 +21,7 @@ from dlojz.chapters.n08_large_batch.trainings import TUNING_SEEDS, Plan
 from dlojz.training import flags
 
 # A longer training bears a higher rate than those that batches.py tunes.
-ON_GPU = {"lengths": [4, 8, 16, 32, 64, 128], "updates": [60, 2400], "scale": 2.5}
+ON_GPU = {"lengths": [4, 8, 16, 32, 64, 128], "updates": [60, 1200], "scale": 2.5, "rates": 7}
 ON_CPU = {"lengths": [2, 4, 8], "updates": [12, 60]}
 
 
