@@ -321,9 +321,9 @@ RECORDINGS = {
         "07-accuracy-long-x4": f"{at('accuracy.py')} --seeds 5 --variants {MIXED_07} "
         "--images-per-class 15 -e 150",
     },
-    "08": {  # the trainings of the first three are dealt out among four processes
+    "08": {  # the trainings of the first three are dealt out among their processes
         "08-batches-x4": at("batches.py"),
-        "08-lengths-x4": at("lengths.py"),
+        "08-lengths-x2": at("lengths.py"),
         "08-variants-x4": at("variants.py"),
         "08-finder": at("finder.py"),
         "08-costs": at("optimizer_costs.py"),
