@@ -118,11 +118,11 @@ def _made_up(mine, reference):
             hint = mistake if mistake in MISTAKES else None
             which = MECHANISM, f"made-up-{part}", f"made-up step of {part}, lamb"
             yield Finding(*which, not mistake, "another" if mistake else asked, asked, hint)
-        off = {name: 1 for name, a, b in _lengths(way, usual) if not _near(a, b)}
-        text, asked = (f"others: {', '.join(off)}" if off else "the solution's"), "the solution's"
+        off = {name: both(a, b) for name, a, b in _lengths(way, usual) if not _near(a, b)}
+        texts = [_steps(off, n) if off else "the solution's" for n in (0, 1)]
         what = f"made-up steps, {how}"
         hint = _why_made_up(how, off)
-        yield Finding(MECHANISM, f"made-up-{how}", what, not off, text, asked, hint)
+        yield Finding(MECHANISM, f"made-up-{how}", what, not off, *texts, hint)
 
 
 def _reads(mine, reference):
@@ -139,6 +139,12 @@ def _lengths(way, usual):
     for mine, other in zip(way["updates"], usual["updates"], strict=True):
         for row, expected in zip(mine, other, strict=True):
             yield row["name"], row["length"], expected["length"]
+
+
+def _steps(off, which):
+    """Return the lengths of steps, of the trainee (0) or the solution (1), for two layers."""
+    told = [f"{name} by {texts[which]}" for name, texts in [*off.items()][:2]]
+    return ", ".join([*told, f"{len(off) - 2} more"] if len(off) > 2 else told)
 
 
 def _near(mine, usual):
@@ -188,7 +194,7 @@ def _why_rates(found, usual):
     if len({*found[:half]}) == len({*found[half:]}) == 1:
         return "by-epochs"
     if not _apart([rate / found[0] for rate in found], [rate / usual[0] for rate in usual]):
-        return "scaled"
+        return "two-schedulers" if not _apart([25 * rate for rate in found], usual) else "scaled"
     if any(len(usual) > 3 and not _apart(found, usual[first::2]) for first in (0, 1)):
         return "micro-batches"
     tops = [rates.index(max(rates)) for rates in (found, usual)]
@@ -212,7 +218,10 @@ def _finder(mine, reference):
         return
     off = _apart(table.rates, usual.rates)
     texts = _growth(table.rates), _growth(usual.rates)
-    yield Finding(SAME, "finder-rates", "finder's rates", not off, *texts, "geometric")
+    growth = [b / a for a, b in pairwise(table.rates)]
+    even = not _apart([table.rates[0], *growth], [usual.rates[0], *growth[:1] * len(growth)])
+    hint = "steps-between" if even else "geometric"
+    yield Finding(SAME, "finder-rates", "finder's rates", not off, *texts, hint)
     lowest = usual.losses.index(min(usual.losses)) + 1  # beyond it rounding grows
     pairs = zip(table.losses[:lowest], usual.losses[:lowest], strict=False)
     worst = max(abs(a / b - 1) for a, b in pairs)
