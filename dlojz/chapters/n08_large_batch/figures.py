@@ -204,11 +204,13 @@ def plot_optimizers(run, ax=None):
     at, order = large(run), _ranked(run)
     tuning = [s for s in settings(run, "tuning") if s.batch == at]
     with drawing.axes(ax, (9, 1.9 + 0.62 * len(order)), "x") as ax:
+        least = 100.0
         for row, s in enumerate(order):
             own = [t for t in tuning if t.optimizer == s.optimizer]
             x = [a for t in own for a in t.by_seed().values()]
             look = {"color": PALETTE["limit"], "alpha": 0.6, "mew": 0}
             ax.plot(x, [row - 0.2] * len(x), "o", ms=3.5, label="tuning, all rates", **look)
+            least = min(least, *(s.accuracy(what).mean for what in HOW))
             chosen = [t.accuracy().mean for t in own if t.rate == s.rate]
             ax.plot(chosen, [row - 0.2], "|", ms=11, color="black", label="tuning, chosen rate")
             for what, shift in (("accuracy", 0.05), (AGAIN, 0.25)):
@@ -219,10 +221,20 @@ def plot_optimizers(run, ax=None):
             label = f"SGD, batches of {small.batch:,}"
             ax.axvline(small.accuracy().mean, color=PALETTE["failure"], ls="--", label=label)
         drawing.rows(ax, [f"{s.title}, {s.rate:g}" for s in order])
+        _zoom(ax, least - 20)
         ax.set(xlabel=f"accuracy with batches of {at:,} (%)")
         drawing.legend(ax, 3, (0, 1), fontsize=8)
         entitle(ax, optimizers_text(order, small), _setting(run))
     return ax
+
+
+def _zoom(ax, low):
+    """Let the axis begin here, and write beside each row the points that lie further left."""
+    for line in ax.lines:
+        left = sum(x < low for x in line.get_xdata())
+        if left and line.get_color() == PALETTE["limit"]:
+            ax.text(low, line.get_ydata()[0], f"◂ {left} below", va="center", fontsize=8)
+    ax.set_xlim(left=low)
 
 
 def _ranked(run):
@@ -369,9 +381,9 @@ def variants_text(clean: Setting, others: dict[str, Setting]) -> str:
     words = {title: difference(clean, other).word for title, other in others.items()}
     better = [title for title, word in words.items() if word == BETTER]
     worse = sum(word == WORSE for word in words.values())
-    told = ", ".join(better) or "none"
-    at = f"{clean.title}, {clean.accuracy().text(unit=' %')}"
-    return f"{at}. Of {len(words)} changes {worse} are shown worse. Better: {told}"
+    told = ", ".join(better) or "none of them"
+    at = f"{clean.title} has {clean.accuracy().text(unit=' %')}"
+    return f"{at}. Shown worse: {worse} of {len(words)} changes\nShown better: {told}"
 
 
 def variants(run, optimizer: str = "sgd") -> Table:

@@ -89,7 +89,7 @@ def plot_paying(run, axes=None):
     lines, percent = lengths(run), target(run)
     measured = [w for w in DRAWN if all(s.mean(w) for line in lines.values() for s in line)]
     shape = (1, len(measured))
-    with drawing.axes(axes, (4 * len(measured), 4.4), shape=shape, sharey=True) as axes:
+    with drawing.axes(axes, (4 * len(measured), 5.2), shape=shape, sharey=True) as axes:
         for ax, what in zip(axes, measured, strict=True):
             for colour, (batch, line) in zip(SERIES, lines.items(), strict=False):
                 _plot_line(ax, line, what, f"batch {batch:,}", colour)
@@ -99,7 +99,7 @@ def plot_paying(run, axes=None):
             ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
             ax.minorticks_off()
         axes[0].set_ylabel("accuracy (%)")
-        drawing.legend(axes[0], 1, (1, 0))
+        drawing.legend(axes[-1], 1, (1, 0), loc="lower right")
         entitle(axes[0], paying_text(lines, percent), _setting(run))
     return axes
 
@@ -111,7 +111,7 @@ def _plot_line(ax, line, what, label, colour):
     halves = [m.half or 0 for m in means]
     ax.errorbar(x, y, halves, marker="o", ms=4, capsize=3, color=colour, label=label)
     if what == "updates":
-        look = {"textcoords": "offset points", "xytext": (5, -9), "fontsize": 7, "color": colour}
+        look = {"textcoords": "offset points", "xytext": (5, -11), "fontsize": 9, "color": colour}
         for s, *at in zip(line, x, y, strict=True):
             ax.annotate(f"{s.rate:g}", at, **look)
 

@@ -42,11 +42,11 @@ def plot_finder(run, batches_run=None, ax=None):
                     ax.plot(case["rates"], case["losses"], color=colour, lw=1, alpha=0.7)
             ax.plot([], [], color=colour, label=label)
             if batch in chosen:
-                _mark(ax, chosen[batch], number, "o", f"trains best: {chosen[batch]:g}")
+                _mark(ax, chosen[batch], number, "o", f"{batch:,} trains best: {chosen[batch]:g}")
             if chosen and batch > min(chosen):
                 for rule, (marker, power) in RULES.items():
                     rate = chosen[min(chosen)] * (batch / min(chosen)) ** power
-                    _mark(ax, rate, number, marker, f"{rule} rule: {rate:.2g}")
+                    _mark(ax, rate, number, marker, f"{batch:,}, {rule} rule: {rate:.2g}")
         first = max(case["losses"][0] for case in finder_of(run).cases.values())
         ax.set(xscale="log", ylim=(0, 1.5 * first), xlabel="learning rate", ylabel="loss")
         drawing.legend(ax, 1, (0, 0), fontsize=8)
@@ -62,13 +62,13 @@ def _mark(ax, rate, number, marker, label):
 
 
 def finder_text(minima: dict[int, float], chosen: dict[int, float]) -> str:
-    """Return the rate of the lowest loss, as a multiple of the one that trains best."""
-    ratios = {b: rate / chosen[b] for b, rate in minima.items() if b in chosen}
+    """Return the rate that trains best, as a multiple of that of the lowest loss."""
+    ratios = {b: chosen[b] / rate for b, rate in minima.items() if b in chosen}
     if not ratios:
         told = ", ".join(f"{rate:.2g} (batch {batch:,})" for batch, rate in minima.items())
         return f"The loss is lowest at {told}"
     told = ", ".join(f"{ratio:.2g} (batch {batch:,})" for batch, ratio in ratios.items())
-    return f"Lowest loss, as a multiple of the rate that trains best:\n{told}"
+    return f"The rate that trains best, as a multiple of that of the lowest loss:\n{told}"
 
 
 # The costs ---------------------------------------------------------------------------------------
@@ -123,4 +123,4 @@ def costs_text(cases: list[dict]) -> str:
     for way in ("one by one", "compiled"):
         if ("lamb", way) in ms:
             told.append(f"{ms['lamb', way] / base:.2g} times {way}")
-    return f"An update by LAMB takes, compared with fused AdamW, {' and '.join(told)}"
+    return f"LAMB's update, in those of fused AdamW: {', '.join(told)}"
