@@ -270,6 +270,7 @@ def of_rates(rates, usual):
     [
         ([0.02] * 6 + [0.04] * 6, RISES, "by-epochs"),
         ([rate * 8 for rate in RISES], RISES, "scaled"),
+        ([rate / 25 for rate in RISES], RISES, "two-schedulers"),
         (
             [0.001 * i for i in range(1, 13)],
             RISES,
@@ -317,6 +318,10 @@ def rates_of(rates=TABLE.rates, losses=TABLE.losses):
         (
             {"rates": rates_of([1e-5 + 2 * i for i in range(6)])},
             {"finder-rates": "geometric"},
+        ),
+        (
+            {"rates": rates_of([1e-5 * 3.5**i for i in range(6)])},
+            {"finder-rates": "steps-between"},
         ),
         ({"rates": rates_of(losses=[2.3, 2.5, *TABLE.losses[2:]])}, {"finder-losses": "tried"}),
         ({"rates": rates_of(losses=[*TABLE.losses[:-1], 8.0])}, {}),  # it has diverged by then

@@ -40,7 +40,8 @@ NEED = {
     "06_ddp": {"accumulates": {"accumulate", "deal", "mean", "schedule", "no-sync"}},
     "08_large_batch": {
         "finder": {"table", "weights-kept", "buffers-kept", "states-kept", "rates-kept", "tried"}
-        | {"updates-kept", "geometric", "stop", "first-rise", "micro-batches", "warm-up"},
+        | {"updates-kept", "geometric", "steps-between", "stop", "first-rise", "micro-batches"}
+        | {"warm-up"},
     },
     "11_fsdp": {
         "two-batches": {"clip", "no-sync", "all-write", "accumulate", "goes-on", "shard"},
@@ -76,7 +77,7 @@ TWO_EPOCHS = {
     "05_dataloader": {"validation"},
     "06_ddp": {"epoch", "one-writer", "gather", "train-mode", "names"},
     "07_augmentation": {"metrics", "randaugment"},
-    "08_large_batch": {"by-epochs", "peak", "warm-up", "schedule", "scaled"},
+    "08_large_batch": {"by-epochs", "peak", "warm-up", "schedule", "scaled"} | {"two-schedulers"},
     "09_compile": {"backends", "not-asked", "mode"},
 }
 
