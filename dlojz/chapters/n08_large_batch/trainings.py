@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torchvision.transforms.v2 import functional
+from tqdm import tqdm
 
 from dlojz import course, idr_torch
 from dlojz.chapters import resident, session
@@ -288,6 +289,16 @@ def add_flags(parser, device):
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
 
 
+def flags_of(doc, device):
+    """Return the parser of a program's flags; doc: the program's docstring."""
+    parser = argparse.ArgumentParser(
+        description=doc.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_flags(parser, device)
+    return parser
+
+
 def check(parser, args):
     """Return the arguments. Exit with an error if a batch has more images than there are."""
     images, largest = args.classes * args.images_per_class, max([*args.batches, args.at])
@@ -335,6 +346,15 @@ class Trainer:
         self.progress.set_postfix(accuracy=f"{found['accuracy']:.1%}")
         self.progress.update()
         return found
+
+
+@contextmanager
+def begin(args, device, number: int):
+    """Yield a Trainer of that number of trainings, which the processes deal out."""
+    total, hidden = number // idr_torch.size, not idr_torch.is_master
+    bar = tqdm(total=total, unit="training", disable=hidden)
+    with session.begin(args, device) as (run, _), processes(device), bar:
+        yield Trainer(run, args, device, bar)
 
 
 def best(cases: list[dict], *of: str) -> dict[tuple, float]:

@@ -9,13 +9,9 @@ tries the same learning rates, with seeds of their own, and the best one is trai
 seeds. In a job of several processes the trainings are dealt out among them.
 """
 
-import argparse
 from itertools import product
 
-from tqdm import tqdm
-
 from dlojz import idr_torch
-from dlojz.chapters import session
 from dlojz.chapters.n08_large_batch import trainings
 from dlojz.chapters.n08_large_batch.trainings import TUNING_SEEDS, Plan
 from dlojz.training import flags
@@ -60,11 +56,7 @@ def _about(phase, updates):
 
 def main():
     device = idr_torch.device()
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    trainings.add_flags(parser, device)
+    parser = trainings.flags_of(__doc__, device)
     add, positive = parser.add_argument, flags.at_least(1)
     add("--lengths", type=positive, nargs="+", help="epochs of the trainings of each batch")
     add("--updates", type=positive, nargs=2, help="fewest and most of a training; others are not")
@@ -72,10 +64,8 @@ def main():
     args = trainings.check(parser, parser.parse_args())
     if not settings(args):
         parser.error("no training has as many --updates: give other --lengths")
-    mine = len(tuning(args)) + args.seeds * len(settings(args))
-    bar = tqdm(total=mine // idr_torch.size, unit="training", disable=not idr_torch.is_master)
-    with session.begin(args, device) as (run, _), trainings.processes(device), bar:
-        trainer = trainings.Trainer(run, args, device, bar)
+    number = len(tuning(args)) + args.seeds * len(settings(args))
+    with trainings.begin(args, device, number) as trainer:
         chosen = trainings.best(trainer.each(tuning(args)), "batch", "updates")
         trainer.each(fresh(args, chosen))
 

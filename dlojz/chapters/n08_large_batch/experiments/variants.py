@@ -10,14 +10,11 @@ change keeps it. A seed has the same first weights and images in all, so they ar
 In a job of several processes the trainings are dealt out among them, each with its own GPU.
 """
 
-import argparse
 from dataclasses import dataclass, field
 
 import torch
-from tqdm import tqdm
 
 from dlojz import idr_torch
-from dlojz.chapters import session
 from dlojz.chapters.n08_large_batch import trainings
 from dlojz.chapters.n08_large_batch.trainings import KINDS, TUNING_SEEDS, Plan
 
@@ -104,16 +101,10 @@ def changed(args, chosen):
 
 def main():
     device = idr_torch.device()
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    trainings.add_flags(parser, device)
+    parser = trainings.flags_of(__doc__, device)
     args = trainings.check(parser, parser.parse_args())
-    mine = len(tuning(args)) + args.seeds * sum(map(len, CHANGES.values()))
-    bar = tqdm(total=mine // idr_torch.size, unit="training", disable=not idr_torch.is_master)
-    with session.begin(args, device) as (run, _), trainings.processes(device), bar:
-        trainer = trainings.Trainer(run, args, device, bar)
+    number = len(tuning(args)) + args.seeds * sum(map(len, CHANGES.values()))
+    with trainings.begin(args, device, number) as trainer:
         chosen = trainings.best(trainer.each(tuning(args)))
         trainer.each(changed(args, chosen))
 
