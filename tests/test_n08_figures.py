@@ -71,13 +71,6 @@ def test_a_loss_is_told_with_the_statistics_computed_again(run):
     assert [text.get_text() for text in ax.get_xticklabels()] == ["64", "256", "1,024", "4,096"]
 
 
-def test_the_table_of_batches_has_what_was_spent(run):
-    table = n08.batches(run)
-    assert [row[:3] for row in table.rows[:2]] == [("SGD", "64", "0.1"), ("SGD", "256", "0.1")]
-    assert table.rows[0][-3:] == ("1,200", "1.75", "524")
-    assert len(table) == 8
-
-
 def test_each_batch_is_drawn_against_updates_seconds_and_joules(longer):
     axes = n08.plot_paying(longer)
     assert [ax.get_xlabel() for ax in axes] == [*paying.DRAWN.values()]
@@ -153,7 +146,6 @@ def test_rules_are_compared_in_as_many_epochs_and_updates(run):
     assert rows(ax)[5] == "linear, 1.6: 1,200 updates"
     assert "As many epochs, linear rule: 86.1" in title(ax)
     assert "As many updates, linear rule: 2.0" in title(ax)
-    assert [row[1][:4] for row in n08.rules(run).rows[1:5]] == ["81.9", "81.9", "14.9", "4.9 "]
 
 
 def test_a_finder_is_compared_with_what_trains_best(run, tmp_path):
@@ -190,10 +182,7 @@ def test_changes_are_compared_in_pairs_with_the_clean_training(changed):
     ax = n08.plot_variants(changed)
     assert rows(ax) == ["no warm-up", "mean"]
     assert "Shown worse: 1 of 2 changes\nShown better: mean" in title(ax)
-    table = n08.variants(changed)
-    assert table.rows[0][0] == "SGD"
-    assert table.rows[2][2].startswith("8.")
-    assert n08.variants(changed, "adamw").rows[1][2].startswith("no difference shown (would have")
+    assert "Shown better: none of them" in title(n08.plot_variants(changed, "adamw"))
     with pytest.raises(UserError, match="no change of 'lion' was trained"):
         n08.plot_variants(changed, "lion")
 

@@ -176,23 +176,6 @@ def _logarithmic(ax, sizes):
     ax.minorticks_off()
 
 
-def batches(run) -> Table:
-    """Return a table of the chosen rates, accuracies, time and energy of each batch."""
-    rows = []
-    for line in by_optimizer(run).values():
-        for s in line:
-            spent = [amount(s.mean(what)) for what in ("updates", "seconds", "joules")]
-            accuracies = [s.accuracy(what).text() for what in HOW]
-            rows.append((s.title, f"{s.batch:,}", f"{s.rate:g}", *accuracies, *spent))
-    head = ("", "batch", "rate", "accuracy (%)", "statistics again", "updates", "seconds", "J")
-    return Table(head, rows, "<>>>>>>>")
-
-
-def amount(value: float | None) -> str:
-    """Return a number with three digits, or all of its whole ones."""
-    return "not measured" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 # The optimizers ----------------------------------------------------------------------------------
 
 
@@ -318,16 +301,6 @@ def _worst(small, others, many):
     return ""
 
 
-def rules(run) -> Table:
-    """Return a table of SGD's rates with the large batch, compared with the small one."""
-    small, others = _ruled(run)
-    rows = [(f"batches of {small.batch:,}, rate {small.rate:g}", small.accuracy().text(), "", "")]
-    for title, s in others:
-        told = [paired.words(difference(small, s, what)) for what in HOW]
-        rows.append((title, s.accuracy().text(), *told))
-    return Table(("", "accuracy (%)", *HOW.values()), rows, "<><<")
-
-
 def _plot_pairs(ax, pairs):
     """Draw the differences of (title, clean, other), as they are and with statistics again."""
     ax.axvline(0, color=PALETTE["limit"], lw=1)
@@ -384,13 +357,3 @@ def variants_text(clean: Setting, others: dict[str, Setting]) -> str:
     told = ", ".join(better) or "none of them"
     at = f"{clean.title} has {clean.accuracy().text(unit=' %')}"
     return f"{at}. Shown worse: {worse} of {len(words)} changes\nShown better: {told}"
-
-
-def variants(run, optimizer: str = "sgd") -> Table:
-    """Return a table of the difference that each change makes, with the time of its training."""
-    clean, others = changes(run, optimizer)
-    rows = [(clean.title, clean.accuracy().text(), "", "", amount(clean.mean("seconds")))]
-    for title, s in others.items():
-        told = [paired.words(difference(clean, s, what)) for what in HOW]
-        rows.append((title, s.accuracy().text(), *told, amount(s.mean("seconds"))))
-    return Table(("", "accuracy (%)", *HOW.values(), "seconds"), rows, "<><<>")

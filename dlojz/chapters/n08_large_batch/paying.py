@@ -8,7 +8,6 @@ from dlojz.chapters.n08_large_batch.figures import (
     MARKS,
     Mean,
     Setting,
-    amount,
     entitle,
     settings,
     task_of,
@@ -80,8 +79,13 @@ def needs(run) -> Table:
 
 
 def _interval(mean):
-    half = "" if mean.half is None else f" ± {amount(mean.half)}"
-    return amount(mean.mean) + half
+    half = "" if mean.half is None else f" ± {_amount(mean.half)}"
+    return _amount(mean.mean) + half
+
+
+def _amount(value):
+    """Return a number with three digits, or all of its whole ones."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def plot_paying(run, axes=None):
@@ -125,7 +129,7 @@ def paying_text(lines: dict[int, list[Setting]], percent: float) -> str:
         if found:
             least = min(found, key=found.get)
             unit = "" if what == "updates" else f" {SPENT[what]}"
-            told.append(f"{how}: {least:,} ({amount(found[least])}{unit})")
+            told.append(f"{how}: {least:,} ({_amount(found[least])}{unit})")
     first = f"SGD, {percent:.1f} %: which batch gets there?"
     return f"{first}\n{', '.join(told) or 'none of several lengths'}"
 
