@@ -291,3 +291,14 @@ def use_cluster(cluster, course_folder, monkeypatch):
 def cancel_all(cluster, partitions):
     """End all jobs in these partitions."""
     cluster.call("bash", "-c", f"squeue -h -p {partitions} -o %A | sort -u | xargs -r scancel")
+
+
+@pytest.fixture
+def one_thread():
+    """Let torch compute with one thread, so that sums have one order."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -30,6 +30,7 @@ from dlojz.runs import log
 from dlojz.training import data as training_data
 
 FILE = experiment_file("accuracy.py")
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 CLASSES, SIZE = 4, 24
 PER_CLASS = {"train": 24, "val": 12}
@@ -52,14 +53,6 @@ def data():
         images = (noise + colours[labels][:, :, None, None]).to(torch.uint8)
         found[split] = ({"usual": images}, labels)
     return found
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def settings(**changes):

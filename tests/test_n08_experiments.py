@@ -15,6 +15,7 @@ from dlojz.launch import Request, State, series
 from dlojz.runs import log
 from dlojz.training import data, models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 SIZES = {"model": "shufflenet_v2_x0_5", "image_size": 32, "epochs": 2, "classes": 3}
 SIZES |= {"images_per_class": 16, "val_per_class": 4, "graphs": True}
@@ -22,14 +23,6 @@ ARGS = SimpleNamespace(**SIZES)
 TINY = "--model shufflenet_v2_x0_5 --image-size 32 -e 1 --classes 3 --images-per-class 8"
 TINY += " --val-per-class 4 --batches 8 16 --at 16 --rates 2 --seeds 2 --scale 1"
 TINY += " --optimizers sgd lamb"
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -256,7 +256,7 @@ def test_a_step_at_a_rate_of_zero_has_no_geometry():
 # The schedule ------------------------------------------------------------------------------------
 
 RISES = [0.02, 0.04, 0.06, 0.08, 0.1, 0.09, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005]
-LONG = [0.01, 0.02, 0.03, 0.04]  # no more is seen of a long one
+LONG = [0.01, 0.02, 0.03, 0.04]  # the first four updates of a long schedule
 
 
 def of_rates(rates, usual):
