@@ -5,6 +5,7 @@ The trainer has its own code for them, in the paragraphs of steps 02 and 06a.
 
 import argparse
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from dlojz.runs import log
 from dlojz.training import distributed
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # autocast's, by --precision
+TIMES = 5  # calls in a row, whose median over the rounds counts
+COPY_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # larger than the caches
+MATRIX = {"cpu": 1536, "cuda": 8192}  # rows of a large matrix product
 
 
 @contextmanager
@@ -153,6 +157,31 @@ def in_turn(calls: Mapping[str, Callable], device, rounds: int, times=1, warm_up
             ms = milliseconds(call, device, times)
             spent[name] += [ms] * (turn >= warm_up)
     return spent
+
+
+def median_ms(call: Callable, device, rounds: int) -> float:
+    """Return the median milliseconds of one call, among several in a row."""
+    call()
+    return statistics.median(milliseconds(call, device, TIMES) for _ in range(rounds))
+
+
+def measure_memory(run, device, rounds: int):
+    """Measure the best speed of memory: bytes read and written by a large copy.
+
+    The bytes are random: pages that nothing was written to are one page of zeros, in the cache.
+    """
+    size = COPY_BYTES[device.type]
+    a, b = (torch.empty(size // 8, dtype=torch.int64, device=device).random_() for _ in range(2))
+    run.measure("memory", 2 * size / median_ms(lambda: b.copy_(a), device, rounds) / 1e6, "GB/s")
+
+
+def measure_product(run, device, precision: str, rounds: int, **where):
+    """Measure the best speed of arithmetic in a format."""
+    set_float32(precision)
+    dtype, n = DTYPES.get(precision, torch.float32), MATRIX[device.type]
+    x, y = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    speed = 2 * n**3 / median_ms(lambda: x @ y, device, rounds) / 1e9
+    run.measure("matrix product", speed, "TFLOP/s", **where)
 
 
 def away(tensors, others) -> float:

@@ -14,7 +14,6 @@ With --ceilings there is no model, and the matrix product is measured in each fo
 """
 
 import argparse
-import statistics
 from collections import Counter
 
 import torch
@@ -23,9 +22,6 @@ import torchvision
 from dlojz.chapters import session
 from dlojz.machine import facts
 
-TIMES = 5  # calls in a row, in a round
-COPY_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # larger than the caches
-MATRIX = {"cpu": 1536, "cuda": 8192}
 # Approximate operations per output element, for layers that are not matrix products.
 PER_ELEMENT = {"BatchNorm2d": 8, "ReLU": 1, "Hardswish": 4, "GELU": 8, "LayerNorm": 8}
 
@@ -40,21 +36,15 @@ def main():
         torch.backends.cudnn.benchmark = True
         dtype = session.DTYPES.get(args.precision, torch.float32)
         with torch.no_grad():
-            memory(run, device, args.rounds)
+            session.measure_memory(run, device, args.rounds)
             if args.ceilings:
                 for name in formats(device):
-                    product(run, device, name, args.rounds, variant=name)
+                    session.measure_product(run, device, name, args.rounds, variant=name)
                 return
-            product(run, device, args.precision, args.rounds)
+            session.measure_product(run, device, args.precision, args.rounds)
             found = layers(args, device, dtype)
             times = [timed(*each, device, dtype, args.rounds) for each in found.items()]
             run.case("layers", layers=times)
-
-
-def median_ms(call, device, rounds):
-    """Return the median milliseconds of one call, among several in a row."""
-    call()
-    return statistics.median(session.milliseconds(call, device, TIMES) for _ in range(rounds))
 
 
 def formats(device):
@@ -66,22 +56,6 @@ def formats(device):
         return ("fp32", "tf32", "fp16", "bf16") if modern else ("fp32", "fp16")
     native = {"AVX512_BF16", "AMX", "BF16"}.intersection(facts.cpu().get("instructions", ()))
     return ("fp32", "bf16") if native else ("fp32",)
-
-
-def memory(run, device, rounds):
-    """Measure the best speed of memory: bytes read and written by a large copy."""
-    size = COPY_BYTES[device.type]
-    a, b = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
-    run.measure("memory", 2 * size / median_ms(lambda: b.copy_(a), device, rounds) / 1e6, "GB/s")
-
-
-def product(run, device, name, rounds, **where):
-    """Measure the best speed of arithmetic in a format."""
-    session.set_float32(name)
-    dtype, n = session.DTYPES.get(name, torch.float32), MATRIX[device.type]
-    x, y = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    speed = 2 * n**3 / median_ms(lambda: x @ y, device, rounds) / 1e9
-    run.measure("matrix product", speed, "TFLOP/s", **where)
 
 
 def layers(args, device, dtype):
@@ -118,7 +92,7 @@ def timed(what, count, device, dtype, rounds):
         "count": count,
         "flops": operations(layer, x, out),
         "bytes": (x.numel() + out.numel() + weights) * x.element_size(),
-        "ms": median_ms(lambda: layer(x), device, rounds),
+        "ms": session.median_ms(lambda: layer(x), device, rounds),
     }
 
 
