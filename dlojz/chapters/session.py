@@ -9,9 +9,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dlojz import idr_torch
 from dlojz.runs import log
@@ -182,6 +185,23 @@ def measure_product(run, device, precision: str, rounds: int, **where):
     x, y = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     speed = 2 * n**3 / median_ms(lambda: x @ y, device, rounds) / 1e9
     run.measure("matrix product", speed, "TFLOP/s", **where)
+
+
+class Operations(TorchDispatchMode):
+    """The called eager operations, and the bytes that they read and write."""
+
+    count = moved = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        self.count += 1
+        self.moved += sum(map(size, chain(tree_leaves(args), tree_leaves(out))))
+        return out
+
+
+def size(x):
+    """Return the bytes of a tensor, and 0 for anything else."""
+    return x.numel() * x.element_size() if isinstance(x, torch.Tensor) else 0
 
 
 def away(tensors, others) -> float:

@@ -11,12 +11,9 @@ import re
 import statistics
 import time
 from functools import partial
-from itertools import chain
 
 import torch
 from torch._inductor.utils import run_and_get_code
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from dlojz.chapters import session
 from dlojz.watch import profile
@@ -26,23 +23,6 @@ FLOATS_PER_S = 2e9  # a rough guess, for the number of calls between two reading
 READING_S, MOST_CALLS = 0.02, 200
 # The begin of a kernel in Inductor's source, in C++ and in Triton.
 KERNEL = re.compile(r"^\w+ = async_compile\.(?:cpp\w*|triton)\(", re.M)
-
-
-class Operations(TorchDispatchMode):
-    """The called eager operations, and the bytes that they read and write."""
-
-    count = moved = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        out = operation(*args, **(kwargs or {}))
-        self.count += 1
-        self.moved += sum(map(size, chain(tree_leaves(args), tree_leaves(out))))
-        return out
-
-
-def size(x):
-    """Return the bytes of a tensor, and 0 for anything else."""
-    return x.numel() * x.element_size() if isinstance(x, torch.Tensor) else 0
 
 
 def sines(count):
@@ -96,7 +76,7 @@ def case(name, function, x):
     out, sources = run_and_get_code(compiled, x)
     compile_s = time.perf_counter() - begin
     torch.testing.assert_close(out, function(x), rtol=1e-4, atol=1e-5)
-    with Operations() as operations:
+    with session.Operations() as operations:
         function(x)
     kernels = sum(len(KERNEL.findall(source)) for source in sources)
     return (function, compiled), {
@@ -108,7 +88,7 @@ def case(name, function, x):
             "compiled": launched(compiled, x) if x.is_cuda else kernels,
         },
         # A kernel that keeps values in registers only reads its input and writes its output.
-        "bytes": {"eager": operations.moved, "compiled": size(x) + size(out)},
+        "bytes": {"eager": operations.moved, "compiled": session.size(x) + session.size(out)},
         "source": "\n".join(sources),
     }
 
