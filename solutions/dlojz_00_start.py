@@ -20,7 +20,7 @@ from dlojz.watch import evidence
 
 
 def parse_args():
-    # TODO 02, TODO 03, TODO 04, TODO 07, TODO 08, TODO 09, TODO 11a: name the flags of the step
+    # TODO 02, TODO 03, TODO 04, TODO 07, TODO 08, TODO 09, TODO 10b, TODO 11a: name its flags
     return flags.parse()
 
 
@@ -110,7 +110,7 @@ def mixed(images, labels, draws: mixing.Draws, how, classes):
 def forward(training, images, labels, args):
     # TODO 07a: mix the batch, in training only; TODO 03: convert the images to channels_last
 
-    # TODO 02: run the model and the loss under autocast
+    # TODO 02: run the model and the loss under autocast; TODO 10b: normalize by your kernel
     logits = training.model(data.normalize(images))
     loss = training.criterion(logits, labels)
 

@@ -20,7 +20,7 @@ from dlojz.watch import evidence
 
 
 def parse_args():
-    # 02, 03, 04, 07, TODO 08, TODO 09, TODO 11a: name the flags of the step
+    # 02, 03, 04, 07, TODO 08, TODO 09, TODO 10b, TODO 11a: name its flags
     return flags.parse("precision", "channels-last", "profile", "mix", "randaugment")
 
 
@@ -136,7 +136,7 @@ def forward(training, images, labels, args):
     if args.channels_last:
         images = images.to(memory_format=torch.channels_last)
 
-    # 02: run the model and the loss under autocast
+    # 02: run the model and the loss under autocast; TODO 10b: normalize by your kernel
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(args.precision)
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         logits = training.model(data.normalize(images))

@@ -33,7 +33,7 @@ MARKER = ".course-root"  # a file in the top folder of a clone
 # first is the starter.
 CHAIN = (
     *("00_start", "01_gpu", "02_amp", "03_channels_last", "04_profiler", "05_dataloader"),
-    *("06_ddp", "07_augmentation", "08_large_batch", "09_compile", "11_fsdp"),
+    *("06_ddp", "07_augmentation", "08_large_batch", "09_compile", "10_kernels", "11_fsdp"),
 )
 # Exercises beside the trainer, each on the trainee's copy of a prepared file.
 PREPARED = {
@@ -53,7 +53,7 @@ CHAPTERS = {
     "09_repair": "n09_repair",
 }
 # A step's second file, which trainees write beside their trainer. It imports it by its path.
-BESIDE = {"08_large_batch": "optimizers.py"}
+BESIDE = {"08_large_batch": "optimizers.py", "10_kernels": "kernels.py"}
 
 STARTER = Path(__file__).parents[1] / "dlojz.py"  # in a clone this may be the trainee's file
 

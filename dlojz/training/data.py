@@ -230,12 +230,12 @@ def normalize(images):
     """
     if images.dtype != torch.uint8:
         return images
-    shift, scale = _line(images.device)
+    shift, scale = line(images.device)
     return torch.addcmul(shift, images, scale)  # one kernel, from bytes to floats
 
 
 @cache
-def _line(device):
+def line(device):
     """Return shift and scale, so that (x / 255 - MEAN) / STD is shift + x * scale."""
     # Cached, because a copy in every step would make the host wait for the GPU.
     mean, std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (MEAN, STD))

@@ -148,6 +148,12 @@ STEPS = (  # each is added by a step of the course, by its name without the hyph
         choices=("off", "aot_eager", "default", "reduce-overhead", "max-autotune"),
     ),
     _flag(
+        "--normalize",
+        "torch",
+        "torch: an operation, and autocast's cast; triton: the kernel in kernels.py, in one pass",
+        choices=("torch", "triton"),
+    ),
+    _flag(
         "--sharding",
         "ddp",
         "ddp: a full copy of the model in each process; fsdp: one copy, in shards",
