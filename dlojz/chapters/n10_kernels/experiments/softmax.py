@@ -1,0 +1,148 @@
+"""The softmax of each row, written in five ways: their times, kernels, bytes and errors.
+
+Submitted by a notebook: submit("dlojz/chapters/n10_kernels/experiments/softmax.py").
+
+All rows together are as long for each number of columns, and no cache holds them. Without a GPU
+Triton's interpreter runs its two ways on a few rows: it counts what they ask of memory, and their
+times are left out.
+"""
+
+import argparse
+import re
+
+import torch
+from tqdm import tqdm
+
+from dlojz import idr_torch
+from dlojz.chapters import session
+from dlojz.chapters.n10_kernels import interpreter, softmaxes, timing
+from dlojz.course import UserError
+from dlojz.training import flags, imports
+from dlojz.watch import profile
+
+ON_GPU = {"elements": 2**26, "columns": [2**n for n in range(7, 19)]}
+ON_CPU = {"elements": 2**22, "columns": [256, 4096, 65536]}
+INTERPRETED = 2**16  # elements, for the interpreter
+CHECKED = 64  # rows whose errors are computed
+FLOPS = 5  # of an element: a comparison, a difference, a power, a sum, a quotient
+SCALES = (1, 100)  # of the inputs that are checked; exp(89) is infinite in float32
+KERNEL = re.compile(r"^\w+ = async_compile\.(?:cpp\w*|triton)\(", re.M)  # in generated code
+
+
+def kernels_of_triton():
+    """Return the module of Triton's ways; None, after a note, without Triton."""
+    try:
+        from dlojz.chapters.n10_kernels import softmax_kernels
+    except UserError as error:
+        print(f"Triton's kernels are left out: {error}")
+        return None
+    return softmax_kernels
+
+
+def launched(call, x) -> int:
+    """Return the number of the GPU's kernels in one call."""
+    call(x)
+    return profile.counts(profile.profiled(lambda: call(x)))["kernels"]
+
+
+def eager(call, x) -> dict:
+    """Return the kernels of a function in PyTorch, and the bytes that they move at least."""
+    with session.Operations() as operations:
+        call(x)
+    kernels = launched(call, x) if x.is_cuda else operations.count
+    return {"kernels": kernels, "moved": operations.moved}
+
+
+def least(x) -> int:
+    """Return the bytes of one pass: each number is read once, and each result written."""
+    return 2 * session.size(x)
+
+
+def in_pytorch(x):
+    """Yield the ways that need no Triton, for rows as x has them: name, function, fields."""
+    from torch._inductor.utils import run_and_get_code  # imports Triton, which must know its kind
+
+    yield "PyTorch", softmaxes.naive, eager(softmaxes.naive, x)
+    torch.compiler.reset()
+    call = torch.compile(softmaxes.naive, dynamic=False)
+    try:
+        _, sources = run_and_get_code(call, x)
+    except RuntimeError as error:
+        print(f"compiled: left out: {imports.first_line(error)}")
+    else:
+        kernels = sum(len(KERNEL.findall(source)) for source in sources)
+        kernels = launched(call, x) if x.is_cuda else kernels
+        yield "compiled", call, {"kernels": kernels, "moved": least(x)}
+    yield "torch.softmax", softmaxes.of_torch, eager(softmaxes.of_torch, x)
+
+
+def in_triton(triton, x):
+    """Yield Triton's ways on a GPU, for rows as x has them: name, function, fields."""
+    for way, call in triton.WAYS.items():
+        taken = triton.about(call(x)[1])
+        yield way, lambda x, call=call: call(x)[0], {"kernels": 1, "moved": least(x)} | taken
+
+
+def interpreted(call, columns) -> dict:
+    """Return the fields of one of Triton's ways in the interpreter, on a few rows."""
+    rows = max(2, INTERPRETED // columns)
+    x = torch.randn(rows, columns)
+    with interpreter.counting() as found:
+        call(x)
+    result = errors(lambda x: call(x)[0], x)
+    return {"rows": rows, "kernels": found["kernels"], "error": result, "asked": dict(found)}
+
+
+def errors(call, x) -> list[float]:
+    """Return the largest errors relative to a row's largest value, for inputs of each scale.
+
+    NaN for results that are no numbers.
+    """
+    found = []
+    for scale in SCALES:
+        expected = torch.softmax((scale * x).double(), dim=1)
+        off = (call(scale * x).double() - expected).abs() / expected.amax(dim=1, keepdim=True)
+        found.append(off.max().item())
+    return found
+
+
+def timed(args, columns, device, triton):
+    """Yield the way and the fields of each softmax that is timed, for one number of columns."""
+    shape = max(1, args.elements // columns), columns
+    operands = timing.copies(lambda: (torch.randn(shape, device=device),), device)
+    (x,) = operands[0]
+    found = [*in_pytorch(x), *(in_triton(triton, x) if triton and x.is_cuda else ())]
+    cycles = {way: timing.Cycle(call, operands) for way, call, _ in found}
+    ms = timing.by_call(cycles, device, args.rounds)
+    for way, call, about in found:
+        about |= {"rows": len(x), "error": errors(call, x[:CHECKED]), "ms": ms[way]}
+        yield way, about | {"flops": FLOPS * x.numel(), "least": least(x)}
+
+
+def main():
+    device = idr_torch.device()
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    positive = flags.at_least(1)
+    parser.add_argument("--elements", type=positive, help="numbers of all rows together")
+    parser.add_argument("--columns", type=positive, nargs="+", help="numbers of a row")
+    parser.add_argument("--rounds", type=flags.at_least(2), default=5, help="timings of each")
+    parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
+    args = parser.parse_args()
+    with session.begin(args, device) as (run, _), torch.inference_mode():
+        torch.manual_seed(0)
+        timing.keep_pages()
+        session.measure_memory(run, device, args.rounds)
+        triton = kernels_of_triton()
+        for columns in tqdm(args.columns, unit="length"):
+            found = dict(timed(args, columns, device, triton))
+            if triton and device.type == "cpu":
+                found |= {way: interpreted(call, columns) for way, call in triton.WAYS.items()}
+            for way, fields in found.items():
+                run.case(f"{way}, {columns} columns", way=way, columns=columns, **fields)
+
+
+if __name__ == "__main__":
+    main()
