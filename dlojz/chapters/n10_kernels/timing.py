@@ -9,18 +9,14 @@ from dlojz.chapters import session
 
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of glibc's malloc.h
 COLD_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}  # several times the last cache
-
-
-def size(*tensors) -> int:
-    """Return the bytes of these tensors."""
-    return sum(t.numel() * t.element_size() for t in tensors)
+MOST = 1024  # copies
 
 
 def copies(make, device) -> list:
-    """Return what make(), a tuple of random tensors, returns: as often as no cache holds all."""
+    """Return what make(), a tuple of random tensors, returns: so often that no cache holds all."""
     first = make()
-    count = -(-COLD_BYTES[device.type] // size(*first))
-    return [first, *(make() for _ in range(count - 1))]
+    count = -(-COLD_BYTES[device.type] // sum(map(session.size, first)))
+    return [first, *(make() for _ in range(min(MOST, count) - 1))]
 
 
 def keep_pages():
@@ -70,8 +66,11 @@ def in_graph(cycle: Cycle, device):
     return graph.replay
 
 
-def by_call(cycles, device, rounds: int) -> dict:
-    """Return the milliseconds of one call of each cycle, by round; the cycles take turns."""
-    calls = {name: in_graph(cycle, device) for name, cycle in cycles.items()}
+def by_call(cycles, device, rounds: int, from_python=False) -> dict:
+    """Return the milliseconds of one call of each cycle, by round; the cycles take turns.
+
+    from_python: also the time in which Python launches the kernels, on a GPU without a graph.
+    """
+    calls = {name: c if from_python else in_graph(c, device) for name, c in cycles.items()}
     spent = session.in_turn(calls, device, rounds, warm_up=1)
     return {name: [ms / len(cycles[name]) for ms in each] for name, each in spent.items()}

@@ -99,7 +99,7 @@ def measured(wanted, device, dtype, rounds):
     """Yield the fields of each operation: its work, its bytes, its times."""
     for each in wanted:
         operands = timing.copies(partial(each.make, device, dtype), device)
-        moved = timing.size(*operands[0], each.call(*operands[0]))
+        moved = sum(map(session.size, (*operands[0], each.call(*operands[0]))))
         cycle = timing.Cycle(each.call, operands)
         ms = timing.by_call({each.name: cycle}, device, rounds)[each.name]
         yield {
