@@ -188,14 +188,15 @@ def measure_product(run, device, precision: str, rounds: int, **where):
 
 
 class Operations(TorchDispatchMode):
-    """The called eager operations, and the bytes that they read and write."""
+    """The called eager operations but for views, and the bytes that they read and write."""
 
     count = moved = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         out = operation(*args, **(kwargs or {}))
-        self.count += 1
-        self.moved += sum(map(size, chain(tree_leaves(args), tree_leaves(out))))
+        if not operation.is_view:
+            self.count += 1
+            self.moved += sum(map(size, chain(tree_leaves(args), tree_leaves(out))))
         return out
 
 

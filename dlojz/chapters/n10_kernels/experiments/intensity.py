@@ -125,7 +125,7 @@ def main():
     parser.add_argument("--rounds", type=flags.at_least(2), default=5, help="timings of each")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()
-    with session.begin(args, device) as (run, _), torch.inference_mode():
+    with session.begin(args, device) as (run, _), torch.no_grad():
         torch.manual_seed(0)
         timing.keep_pages()
         torch.backends.cudnn.benchmark = True

@@ -76,18 +76,12 @@ def off(out, images) -> float:
     return ((out.cpu().double() - expected).abs() / unit).max().item()
 
 
-def counted(call, images) -> dict:
-    """Return the kernels of a call, and the bytes that they move at least."""
+def launched(call, images) -> int:
+    """Return the number of kernels of a call; on a processor, of operations that compute."""
     with session.Operations() as operations:
         call(images)
-    if images.is_cuda:
-        return {"kernels": launched(call, images), "moved": operations.moved}
-    return {"kernels": operations.count, "moved": operations.moved}
-
-
-def launched(call, images) -> int:
-    """Return the number of the GPU's kernels in one call."""
-    call(images)
+    if not images.is_cuda:
+        return operations.count
     return profile.counts(profile.profiled(lambda: call(images)))["kernels"]
 
 
@@ -97,12 +91,12 @@ def least(images) -> int:
 
 
 def ways(images, own):
-    """Yield the ways that are timed: name, function, fields.
+    """Yield the ways that are timed: name, function, number of kernels.
 
     own: the kernel's function, on a GPU.
     """
-    yield "loop", loop, counted(loop, images)
-    yield "PyTorch", eager, counted(eager, images)
+    for way, call in (("loop", loop), ("PyTorch", eager)):
+        yield way, call, launched(call, images)
     torch.compiler.reset()
     compiled, given = torch.compile(line, dynamic=False), data.line(images.device)
 
@@ -114,10 +108,9 @@ def ways(images, own):
     except RuntimeError as error:
         print(f"compiled: left out: {imports.first_line(error)}")
     else:
-        kernels = launched(call, images) if images.is_cuda else 1
-        yield "compiled", call, {"kernels": kernels, "moved": least(images)}
+        yield "compiled", call, launched(call, images) if images.is_cuda else 1
     if images.is_cuda:
-        yield "Triton", own, {"kernels": launched(own, images), "moved": least(images)}
+        yield "Triton", own, launched(own, images)
 
 
 def interpreted(own, side) -> dict:
@@ -138,9 +131,10 @@ def timed(batch, args, device, own):
     spent = {"ms": timing.by_call(cycles, device, args.rounds, from_python=True)}
     if images.is_cuda:
         spent["kernel_ms"] = timing.by_call(cycles, device, args.rounds)
-    for way, call, about in found:
-        about |= {"batch": batch, "units_off": off(call(images), images), "least": least(images)}
-        yield way, about | {what: ms[way] for what, ms in spent.items()}
+    for way, call, kernels in found:
+        about = {"batch": batch, "kernels": kernels, "units_off": off(call(images), images)}
+        about |= {what: ms[way] for what, ms in spent.items()}
+        yield way, about | {"least": least(images)}
 
 
 def main():
@@ -156,7 +150,7 @@ def main():
     parser.add_argument("--rounds", type=flags.at_least(2), default=5, help="timings of each")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()
-    with session.begin(args, device) as (run, _), torch.inference_mode():
+    with session.begin(args, device) as (run, _), torch.no_grad():
         torch.manual_seed(0)
         timing.keep_pages()
         own = of_file(args.kernels)
