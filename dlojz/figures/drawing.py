@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
+from textwrap import fill
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,6 +11,8 @@ from dlojz.course import UserError
 from dlojz.figures import report
 from dlojz.runs import log
 from dlojz.runs.stats import summary
+
+WIDE = 100  # characters of a title in a line
 
 
 def where(run) -> str:
@@ -50,6 +53,14 @@ def caption(ax, text: str):
 def heading(axes, text: str):
     """Write the setting of a figure with several axes above them all."""
     np.ravel(axes)[0].figure.suptitle(text, fontsize=9, x=0.01, ha="left")
+
+
+def entitle(ax, title, setting):
+    """Write the finding above a figure, and the setting below."""
+    lines = [fill(line, WIDE, subsequent_indent="    ") for line in title.splitlines()]
+    look = {"x": 0.01, "ha": "left"}
+    ax.figure.suptitle("\n".join(lines), fontsize=11, fontweight="bold", **look)
+    ax.figure.supxlabel(setting, fontsize=8, color=report.PALETTE["model"], **look)
 
 
 def rows(ax, names: Iterable[str]):

@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from textwrap import fill
 from typing import NamedTuple
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, paired
+from dlojz.figures.drawing import entitle
 from dlojz.figures.paired import BETTER, WORSE
 from dlojz.figures.report import PALETTE, SERIES, measured
 from dlojz.runs.stats import half_width, summary
@@ -20,7 +20,6 @@ COLOURS = dict(zip(TITLES, SERIES, strict=True))
 AGAIN = "accuracy_again"
 HOW = {"accuracy": "as it is", AGAIN: "statistics computed again"}
 PARTS = {"accuracy": SERIES[0], AGAIN: SERIES[1]}
-WIDE = 100  # characters of a title in a line
 MARKS = "mean and its 95 % interval"
 
 trained = partial(drawing.of_experiment, field="optimizer")
@@ -127,14 +126,6 @@ def task_of(given: dict) -> str:
     val = given["classes"] * given["val_per_class"]
     model = f"{given['model']}, {given['image_size']} px"
     return f"{model}, {images:,} images, validated on {val:,}"
-
-
-def entitle(ax, title, setting):
-    """Write the finding above a figure, and the setting below."""
-    lines = [fill(line, WIDE, subsequent_indent="    ") for line in title.splitlines()]
-    look = {"x": 0.01, "ha": "left"}
-    ax.figure.suptitle("\n".join(lines), fontsize=11, fontweight="bold", **look)
-    ax.figure.supxlabel(setting, fontsize=8, color=PALETTE["model"], **look)
 
 
 # The batch ---------------------------------------------------------------------------------------
