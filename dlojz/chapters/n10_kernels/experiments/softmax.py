@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.chapters.n10_kernels import interpreter, softmaxes, timing
+from dlojz.chapters.n10_kernels import in_pytorch, interpreter, timing
 from dlojz.course import UserError
 from dlojz.training import flags, imports
 from dlojz.watch import profile
@@ -32,11 +32,11 @@ KERNEL = re.compile(r"^\w+ = async_compile\.(?:cpp\w*|triton)\(", re.M)  # in ge
 def kernels_of_triton():
     """Return the module of Triton's ways; None, after a note, without Triton."""
     try:
-        from dlojz.chapters.n10_kernels import softmax_kernels
+        from dlojz.chapters.n10_kernels import in_triton
     except UserError as error:
         print(f"Triton's kernels are left out: {error}")
         return None
-    return softmax_kernels
+    return in_triton
 
 
 def launched(call, x) -> int:
@@ -58,13 +58,13 @@ def least(x) -> int:
     return 2 * session.size(x)
 
 
-def in_pytorch(x):
+def of_pytorch(x):
     """Yield the ways that need no Triton, for rows as x has them: name, function, fields."""
     from torch._inductor.utils import run_and_get_code  # imports Triton, which must know its kind
 
-    yield "PyTorch", softmaxes.naive, eager(softmaxes.naive, x)
+    yield "PyTorch", in_pytorch.naive, eager(in_pytorch.naive, x)
     torch.compiler.reset()
-    call = torch.compile(softmaxes.naive, dynamic=False)
+    call = torch.compile(in_pytorch.naive, dynamic=False)
     try:
         _, sources = run_and_get_code(call, x)
     except RuntimeError as error:
@@ -73,10 +73,10 @@ def in_pytorch(x):
         kernels = sum(len(KERNEL.findall(source)) for source in sources)
         kernels = launched(call, x) if x.is_cuda else kernels
         yield "compiled", call, {"kernels": kernels, "moved": least(x)}
-    yield "torch.softmax", softmaxes.of_torch, eager(softmaxes.of_torch, x)
+    yield "torch.softmax", in_pytorch.of_torch, eager(in_pytorch.of_torch, x)
 
 
-def in_triton(triton, x):
+def of_triton(triton, x):
     """Yield Triton's ways on a GPU, for rows as x has them: name, function, fields."""
     for way, call in triton.WAYS.items():
         taken = triton.about(call(x)[1])
@@ -111,7 +111,7 @@ def timed(args, columns, device, triton):
     shape = max(1, args.elements // columns), columns
     operands = timing.copies(lambda: (torch.randn(shape, device=device),), device)
     (x,) = operands[0]
-    found = [*in_pytorch(x), *(in_triton(triton, x) if triton and x.is_cuda else ())]
+    found = [*of_pytorch(x), *(of_triton(triton, x) if triton and x.is_cuda else ())]
     cycles = {way: timing.Cycle(call, operands) for way, call, _ in found}
     ms = timing.by_call(cycles, device, args.rounds)
     for way, call, about in found:

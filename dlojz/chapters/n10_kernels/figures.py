@@ -1,0 +1,395 @@
+"""Figures of notebook 10: operations under the roofline, and one operation written several times.
+
+Bytes per second are of the bytes that must move at least: each operand and result once.
+"""
+
+import statistics
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from dlojz.course import UserError
+from dlojz.figures import drawing, report
+from dlojz.figures.report import PALETTE, SERIES
+from dlojz.runs import log
+from dlojz.runs.stats import summary
+from dlojz.table import Table
+
+KINDS = dict(zip(("elementwise", "reduction", "matrix product"), SERIES, strict=False))
+SOFTMAXES = dict(
+    zip(("PyTorch", "compiled", "Triton", "online", "torch.softmax"), SERIES, strict=False)
+)
+WAYS = {"loop": SERIES[3], "PyTorch": SERIES[0], "compiled": SERIES[1], "Triton": SERIES[2]}
+PATH = ("PyTorch", "compiled", "Triton", "online")  # of the arrows on the roofline
+
+intensities_of = partial(drawing.of_experiment, field="kind", experiment="experiments/intensity.py")
+softmaxes_of = partial(drawing.of_experiment, field="columns", experiment="experiments/softmax.py")
+normalizations_of = partial(
+    drawing.of_experiment, field="units_off", experiment="experiments/normalize.py"
+)
+inlined_of = partial(drawing.of_experiment, field="what", experiment="experiments/inline.py")
+
+
+def _measured(run) -> dict[str, float]:
+    """Return what a run measured once, by name: GB/s of "memory", TFLOP/s of "matrix product"."""
+    return {m.what: m.value for m in log.read(run).measures}
+
+
+def _rate(case, what="least") -> np.ndarray:
+    """Return the lowest, the median and the highest rate of a case, in 10^9 per second."""
+    return case[what] / 1e6 / np.array([f(case["ms"]) for f in (max, statistics.median, min)])
+
+
+def _speed(case, field="ms") -> float:
+    """Return the median GB/s of the bytes that must move."""
+    return case["least"] / 1e6 / statistics.median(case[field])
+
+
+# The roofline ------------------------------------------------------------------------------------
+
+
+def attainable(intensity, memory: float, product: float | None = None):
+    """Return the GFLOP/s under a roof, at an intensity; memory in GB/s, product in TFLOP/s."""
+    slope = np.multiply(intensity, memory)
+    return slope if product is None else np.minimum(slope, 1000 * product)
+
+
+def _roof(ax, low, high, memory, product=None):
+    """Draw a roof between two intensities."""
+    x = np.geomspace(low, high, 200)
+    ax.plot(x, attainable(x, memory, product), color="black", label="what is possible")
+    ax.set(xscale="log", yscale="log", ylabel="GFLOP/s")
+    ax.set_xlabel("arithmetic intensity (operations per byte moved)")
+
+
+def intensities(run) -> Table:
+    """Return a table of a run of experiments/intensity.py: the work and the speed of each."""
+    best, rows = _measured(run), []
+    for case in intensities_of(run).cases.values():
+        intensity = case["flops"] / case["bytes"]
+        low, middle, high = _rate(case, "flops")
+        roof = attainable(intensity, best["memory"], best["matrix product"])
+        rows.append(
+            (
+                case["operation"],
+                case["kind"],
+                f"{intensity:,.3g}",
+                f"{middle:,.4g} ({low:,.4g} to {high:,.4g})",
+                f"{_rate(case, 'bytes')[1]:,.4g}",
+                f"{middle / roof:.0%}",
+            )
+        )
+    head = ("operation", "kind", "FLOP/byte", "GFLOP/s", "GB/s", "of what is possible")
+    return Table(head, rows, "<<>>>>")
+
+
+def plot_intensity(run, ax=None):
+    """Draw each operation of experiments/intensity.py under the roof of its machine."""
+    cases, best = list(intensities_of(run).cases.values()), _measured(run)
+    memory, product = best["memory"], best["matrix product"]
+    with drawing.axes(ax, (9, 4.8), "both") as ax:
+        at = [case["flops"] / case["bytes"] for case in cases]
+        _roof(ax, min(at) / 2, 4 * max(at), memory, product)
+        for case, x in zip(cases, at, strict=True):
+            low, middle, high = _rate(case, "flops")
+            look = {"color": KINDS[case["kind"]], "label": case["kind"], "capsize": 2}
+            ax.errorbar(x, middle, [[middle - low], [high - middle]], fmt="o", **look)
+            below = {"textcoords": "offset points", "fontsize": 8, "va": "top"}
+            ax.annotate(case["operation"], (x, middle), (5, -3), **below)
+        bend = 1000 * product / memory
+        ax.axvline(bend, color=PALETTE["limit"], ls="--", lw=1)
+        drawing.legend(ax, 4)
+        drawing.entitle(ax, _limited(cases, bend), _setting(run))
+    return ax
+
+
+def _limited(cases, bend) -> str:
+    """Return how many operations memory limits."""
+    left = sum(case["flops"] / case["bytes"] < bend for case in cases)
+    return (
+        f"Below {bend:,.0f} operations per byte memory is the limit: of {left} of these "
+        f"{len(cases)} operations"
+    )
+
+
+def _setting(run) -> str:
+    given = summary(run).arguments
+    how = f"{given['precision']}, " if "precision" in given else ""
+    return f"{how}{drawing.where(run)}; a bar spans all rounds"
+
+
+def parts(run) -> Table:
+    """Return a table of the GPU's parts, as torch names them to experiments/intensity.py."""
+    found = [m for m in intensities_of(run).measures if not m.unit]
+    rows = [(m.what, f"{m.value:,.0f}") for m in found]
+    return Table(("", summary(run).device_name), rows, "<>", "this run had no GPU")
+
+
+# Softmax -----------------------------------------------------------------------------------------
+
+
+def _lengths(run) -> list[int]:
+    """Return the numbers of columns of a run."""
+    return list(dict.fromkeys(case["columns"] for case in softmaxes_of(run).cases.values()))
+
+
+def _softmaxes(run, columns=None) -> dict[str, dict]:
+    """Return the cases of one number of columns, by way; by default 4,096, or the middle one."""
+    known = _lengths(run)
+    columns = columns or (4096 if 4096 in known else known[len(known) // 2])
+    if columns not in known:
+        raise UserError(f"no rows of {columns} in this run: expected one of {known}")
+    cases = softmaxes_of(run).cases.values()
+    return {case["way"]: case for case in cases if case["columns"] == columns}
+
+
+def softmaxes(run, columns: int | None = None) -> Table:
+    """Return a table of a run of experiments/softmax.py: each way, for one length of a row."""
+    rows = []
+    for way, case in _softmaxes(run, columns).items():
+        timed = ("", "", "") if "ms" not in case else _times(case)
+        error = f"{case['error'][0] / 2**-24:.1f}"
+        rows.append((way, f"{case['kernels']}", *timed, error, _large(case["error"][1])))
+    head = ("way", "kernels", "bytes moved", "ms", "GB/s", "error (2^-24)", "numbers x 100")
+    return Table(head, rows, "<>>>>>>")
+
+
+def _times(case) -> tuple[str, str, str]:
+    low, middle, high = (f(case["ms"]) for f in (min, statistics.median, max))
+    ms = f"{middle:,.3g} ({low:,.3g} to {high:,.3g})"
+    return report.bytes_text(case["moved"]), ms, f"{_speed(case):,.4g}"
+
+
+def _large(error) -> str:
+    return f"{error / 2**-24:.1f}" if np.isfinite(error) else "NaN"
+
+
+def asked(run, columns: int | None = None) -> Table:
+    """Return a table of what Triton's kernels ask of memory, for each number, in the interpreter.
+
+    The run needs no GPU. "idle": places of a block that its mask keeps out.
+    """
+    rows = []
+    for way, case in _softmaxes(run, columns).items():
+        if found := case.get("asked"):
+            count = case["rows"] * case["columns"]
+            per = [f"{found.get(f'{what} bytes', 0) / count:.3g}" for what in ("loads", "stores")]
+            rows.append((way, str(case["rows"]), str(found["loads"]), str(found["stores"]), *per))
+    head = ("way", "programs", "loads", "stores", "bytes read", "bytes written, per number")
+    return Table(head, rows, "<>>>>>", "this run had a GPU: its kernels were not interpreted")
+
+
+def plot_softmax(run, ax=None):
+    """Draw the speed of each softmax by the length of a row."""
+    cases, best = softmaxes_of(run).cases.values(), _measured(run)["memory"]
+    with drawing.axes(ax, (9, 4.4)) as ax:
+        for way, colour in SOFTMAXES.items():
+            mine = [c for c in cases if c["way"] == way and "ms" in c]
+            if mine:
+                _line(ax, [c["columns"] for c in mine], [_rate(c) for c in mine], colour, way)
+        _copy(ax, best)
+        _by_size(ax, _lengths(run), "numbers of a row")
+        drawing.entitle(ax, _fastest(run, best), _setting(run))
+    return ax
+
+
+def _line(ax, x, rates, colour, label, **look):
+    """Draw medians, with a bar over all rounds."""
+    low, middle, high = np.transpose(rates)
+    look = {"color": colour, "label": label, "capsize": 2, "marker": "o", "ms": 4} | look
+    ax.errorbar(x, middle, [middle - low, high - middle], **look)
+
+
+def _copy(ax, memory):
+    """Draw the speed of a large copy."""
+    ax.axhline(memory, color=PALETTE["limit"], ls="--", lw=1.2, label="a large copy")
+
+
+def _by_size(ax, sizes, name):
+    """Give axes of speeds by size their labels."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=30 if len(sizes) > 7 else 0)
+    ax.set(xlabel=name, ylabel="GB/s of the bytes that must move", ylim=(0, None))
+    drawing.legend(ax, 6)
+
+
+def _fastest(run, memory) -> str:
+    """Return the gain of fusing, and the fastest way, for rows of a middle length."""
+    cases = {way: case for way, case in _softmaxes(run).items() if "ms" in case}
+    best = max(cases, key=lambda way: _speed(cases[way]))
+    columns = cases[best]["columns"]
+    gain = _speed(cases[best]) / _speed(cases["PyTorch"])
+    return (
+        f"Rows of {columns:,}: {best} is {gain:.1f} times as fast as five operations, at "
+        f"{_speed(cases[best]) / memory:.0%} of a copy's speed"
+    )
+
+
+def plot_path(run, columns: int | None = None, ax=None):
+    """Draw the softmaxes of one length on the roofline, with an arrow from each to the next.
+
+    A kernel that keeps a row moves it once, so its operations per byte are more.
+    """
+    cases, memory = _softmaxes(run, columns), _measured(run)["memory"]
+    timed = {way: case for way, case in cases.items() if "ms" in case}
+    at = {way: (c["flops"] / c["moved"], _rate(c, "flops")[1]) for way, c in timed.items()}
+    with drawing.axes(ax, (8, 4.4), "both") as ax:
+        _roof(ax, min(x for x, _ in at.values()) / 1.5, 2 * max(x for x, _ in at.values()), memory)
+        for way, place in at.items():
+            ax.plot(*place, "o", color=SOFTMAXES[way], ms=8, label=way)
+        path = [at[way] for way in PATH if way in at]
+        for begin, end in pairwise(path):
+            ax.annotate("", end, begin, arrowprops={"arrowstyle": "->", "color": PALETTE["limit"]})
+        drawing.legend(ax, 6)
+        rows = next(iter(timed.values()))
+        title = f"{rows['rows']:,} rows of {rows['columns']:,}: fused, the same operations need "
+        title += f"{timed['PyTorch']['moved'] / rows['least']:.1f} times fewer bytes"
+        drawing.entitle(ax, title, _setting(run))
+    return ax
+
+
+def occupancy(run, card_run) -> Table:
+    """Return a table of the resources of Triton's softmax, and how many fit a multiprocessor.
+
+    run: of experiments/softmax.py, on a GPU; card_run: of experiments/intensity.py, on such a GPU.
+    """
+    card, rows = _measured(card_run), []
+    for case in softmaxes_of(run).cases.values():
+        if "registers" in case:
+            programs, limit = resident(case, card)
+            threads = case["warps"] * card["threads of a warp"]
+            share = programs * threads / card["threads of a multiprocessor, at most"]
+            counts = [case[what] for what in ("warps", "registers", "spills")]
+            name = (f"{case['way']}, {case['columns']:,}", *map(str, counts))
+            rows.append((*name, str(programs), f"{share:.0%}", limit))
+    head = ("way, columns", "warps", "registers", "spilled", "programs", "occupancy", "limit")
+    return Table(head, rows, "<>>>>><", "this run had no GPU")
+
+
+def resident(case, card) -> tuple[int, str]:
+    """Return how many programs of a kernel fit one multiprocessor, and what runs out first.
+
+    A warp gets its registers in steps of 256, eight for each thread.
+    """
+    threads = case["warps"] * card["threads of a warp"]
+    registers = threads * -(-case["registers"] // 8) * 8
+    limits = {
+        "threads": card["threads of a multiprocessor, at most"] // threads,
+        "registers": card["registers of a multiprocessor"] // registers,
+        "programs": 32,  # of an A100, H100 or B200, by CUDA's programming guide
+    }
+    if case["shared_bytes"]:
+        shared = card["bytes of shared memory of a multiprocessor"]
+        limits["shared memory"] = shared // case["shared_bytes"]
+    first = min(limits, key=limits.get)
+    return int(limits[first]), first
+
+
+# The normalization -------------------------------------------------------------------------------
+
+
+def _timed(run) -> list[dict]:
+    return [case for case in normalizations_of(run).cases.values() if "ms" in case]
+
+
+def plot_normalize(run, ax=None):
+    """Draw the speed of each normalization by batch; on a GPU also that of its kernels alone."""
+    cases, best = _timed(run), _measured(run)["memory"]
+    alone = any("kernel_ms" in case for case in cases)
+    with drawing.axes(ax, (9, 4.4)) as ax:
+        for way, colour in WAYS.items():
+            mine = [case for case in cases if case["way"] == way]
+            if mine:
+                batches = [case["batch"] for case in mine]
+                _line(ax, batches, [_rate(case) for case in mine], colour, way)
+            if mine and alone:
+                speeds = [_speed(case, "kernel_ms") for case in mine]
+                ax.plot(batches, speeds, ":", color=colour)
+        _copy(ax, best)
+        _by_size(ax, list(dict.fromkeys(case["batch"] for case in cases)), "images")
+        note = "dotted: the kernels alone, in a CUDA graph; " if alone else ""
+        side = summary(run).arguments["image_size"]
+        drawing.entitle(ax, _gained(run), f"{side} px, bytes to bf16; {note}{_setting(run)}")
+    return ax
+
+
+def _gained(run) -> str:
+    """Return the gain of one kernel, with the largest batch."""
+    cases = _timed(run)
+    most = max(case["batch"] for case in cases)
+    speeds = {case["way"]: _speed(case) for case in cases if case["batch"] == most}
+    told = [
+        f"{name} x {speeds[way] / speeds['PyTorch']:.2g}"
+        for way, name in (("loop", "a loop"), ("compiled", "compiled"), ("Triton", "your kernel"))
+        if way in speeds
+    ]
+    return f"{most} images, relative to two operations of PyTorch: {', '.join(told)}"
+
+
+def normalizations(run) -> Table:
+    """Return a table of a run of experiments/normalize.py: each way, for the largest batch."""
+    cases = list(normalizations_of(run).cases.values())
+    most = max(case["batch"] for case in cases)
+    rows = []
+    for case in cases:
+        if case["batch"] == most or "asked" in case:
+            name = case["way"] if "ms" in case else f"{case['way']}, interpreted"
+            ms = speed = ""
+            if "ms" in case:
+                low, middle, high = (f(case["ms"]) for f in (min, statistics.median, max))
+                ms, speed = f"{middle:,.3g} ({low:,.3g} to {high:,.3g})", f"{_speed(case):,.4g}"
+            counts = (f"{case['batch']}", f"{case['kernels']:,}")
+            rows.append((name, *counts, ms, speed, f"{case['units_off']:.2f}"))
+    what = "kernels" if summary(run).on_gpu else "operations"
+    head = ("way", "images", what, "ms", "GB/s", "units in the last place")
+    return Table(head, rows, "<>>>>>")
+
+
+def kernel_gain(run, way: str = "Triton", batch: int | None = None) -> float | None:
+    """Return how many times as fast as PyTorch a way's kernels are; None without a GPU.
+
+    batch: by default 256, or the largest one.
+    """
+    ms = _kernel_ms(run, batch)
+    return ms["PyTorch"] / ms[way] if way in ms else None
+
+
+def step_gain(run, step, way: str = "Triton", batch: int | None = None) -> float | None:
+    """Return how many times as fast a step becomes, by Amdahl's law; None without a GPU.
+
+    step: a run of the trainer on that GPU with this batch.
+    """
+    ms = _kernel_ms(run, batch)
+    if way not in ms:
+        return None
+    whole = summary(step).step_ms
+    return whole / (whole - ms["PyTorch"] + ms[way])
+
+
+def _kernel_ms(run, batch):
+    """Return the median milliseconds of the kernels alone, by way."""
+    cases = [case for case in _timed(run) if "kernel_ms" in case]
+    known = [case["batch"] for case in cases]
+    batch = batch or (256 if 256 in known else max(known, default=0))
+    mine = [case for case in cases if case["batch"] == batch]
+    return {case["way"]: statistics.median(case["kernel_ms"]) for case in mine}
+
+
+# load_inline -------------------------------------------------------------------------------------
+
+
+def inlined(run) -> Table:
+    """Return a table of a run of experiments/inline.py: build, speed, inputs, broken builds."""
+    cases, rows = inlined_of(run).cases, []
+    for name, case in cases.items():
+        if case["what"] == "build":
+            rows.append((f"first build, {case['language']}", report.duration_text(case["first_s"])))
+        elif case["what"] == "again":
+            rows.append(("the same in another process", report.duration_text(case["again_s"])))
+        elif case["what"] == "time":
+            low, middle, high = _rate(case)
+            rows.append((f"speed: {name}", f"{middle:,.4g} GB/s ({low:,.4g} to {high:,.4g})"))
+        else:
+            rows.append((f"{case['what']}: {name}", case["result"]))
+    return Table(("what", "result"), rows, "<<")
