@@ -337,6 +337,14 @@ RECORDINGS = {
         **dict(_speeds_09()),
         **dict(_scaling_09()),
     },
+    "10": {  # their sizes suit the device: a GPU's or a processor's
+        "10-intensity": at("intensity.py"),
+        "10-softmax": at("softmax.py"),
+        "10-normalize": at("normalize.py"),
+        "10-shapes": at("shapes.py"),
+        "10-inline": at("inline.py"),  # with nvcc installed
+        "10-dispatch": at("dispatch.py"),
+    },
     "11": {  # the first five need no GPU; the others' sizes suit the device
         "11-fits": f"{at('fits.py')} --model vit_6b -b 32",
         "11-alive": f"{at('alive.py')} --model vit_600m -b 32 --precision bf16 --gpus 8 "
