@@ -1,0 +1,174 @@
+"""The figures of chapter 10 say what their logs say."""
+
+import kernels
+import matplotlib as mpl
+import numpy as np
+import pytest
+from logs import with_cases, write_log
+
+mpl.use("Agg")
+
+from dlojz.chapters import n10_kernels as n10
+from dlojz.chapters.n10_kernels import figures
+from dlojz.course import UserError
+
+
+def title(ax):
+    return np.ravel(ax)[0].figure.get_suptitle()
+
+
+def labels(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def test_an_operation_is_limited_by_the_lower_of_two_roofs():
+    assert figures.attainable(2, 100, 0.3) == pytest.approx(200)
+    assert figures.attainable(5, 100, 0.3) == pytest.approx(300)
+
+
+def test_operations_are_drawn_under_their_roof(tmp_path):
+    run = kernels.intensity(tmp_path / "intensity.jsonl")
+    ax = n10.plot_intensity(run)
+    assert "Below 200 operations per byte memory is the limit: of 1 of these 2" in title(ax)
+    assert labels(ax) == ["what is possible", "elementwise", "matrix product"]
+    table = n10.intensities(run)
+    assert [row[2] for row in table.rows] == ["0.25", "316"]
+    assert [row[-1] for row in table.rows] == ["90%", "90%"]
+    assert table.rows[0][3].startswith("675 (")
+
+
+def test_the_parts_of_a_card_are_those_that_were_read(tmp_path):
+    table = n10.parts(kernels.intensity(tmp_path / "intensity.jsonl"))
+    assert ("multiprocessors", "132") in table.rows
+    assert len(table) == len(kernels.CARD)
+
+
+def test_softmaxes_are_compared_by_the_bytes_that_must_move(tmp_path):
+    run = kernels.softmax(tmp_path / "softmax.jsonl")
+    ax = n10.plot_softmax(run)
+    assert "Rows of 4,096: Triton is 4.5 times as fast as five operations, at 90%" in title(ax)
+    assert set(labels(ax)) == {*figures.SOFTMAXES, "a large copy"}
+    table = n10.softmaxes(run, 256)
+    assert table.rows[0][:3] == ("PyTorch", "5", "2.15 GB")
+    assert table.rows[0][-2:] == ("2.0", "1.0")
+    with pytest.raises(UserError, match=r"no rows of 7 in this run: expected one of \[256, 4096\]"):
+        n10.softmaxes(run, 7)
+
+
+def test_a_result_that_is_no_number_is_told(tmp_path):
+    case = {"way": "naive", "columns": 8, "kernels": 1, "error": [0.0, float("nan")], "rows": 2}
+    table = n10.softmaxes(with_cases(tmp_path / "a.jsonl", {"a": case}))
+    assert table.rows[0][-1] == "NaN"
+
+
+def test_the_path_on_the_roofline_has_an_arrow_to_each_next_way(tmp_path):
+    ax = n10.plot_path(kernels.softmax(tmp_path / "softmax.jsonl"))
+    assert len([text for text in ax.texts if text.arrow_patch]) == 3
+    assert title(ax).endswith("need 4.0 times fewer bytes")
+    alone = n10.plot_path(kernels.softmax(tmp_path / "cpu.jsonl", on_gpu=False))
+    assert len([text for text in alone.texts if text.arrow_patch]) == 1
+
+
+def test_what_a_kernel_asks_of_memory_is_told_for_each_number(tmp_path):
+    run = kernels.softmax(tmp_path / "cpu.jsonl", on_gpu=False)
+    assert n10.asked(run).rows == [
+        ("Triton", "16", "16", "16", "4", "4"),
+        ("online", "16", "32", "16", "8", "4"),
+    ]
+    assert "had a GPU" in repr(n10.asked(kernels.softmax(tmp_path / "gpu.jsonl")))
+
+
+@pytest.mark.parametrize(
+    ("warps", "registers", "shared", "expected"),
+    [
+        (16, 24, 64, (4, "threads")),
+        (32, 53, 128, (1, "registers")),  # 56 of them, for each of 1,024 threads
+        (1, 18, 0, (32, "programs")),
+        (4, 32, 100_000, (2, "shared memory")),
+    ],
+)
+def test_programs_share_a_multiprocessor_until_something_runs_out(
+    warps, registers, shared, expected
+):
+    case = {"warps": warps, "registers": registers, "shared_bytes": shared}
+    assert figures.resident(case, kernels.CARD) == expected
+
+
+def test_occupancy_is_a_share_of_the_threads(tmp_path):
+    run = kernels.softmax(tmp_path / "softmax.jsonl")
+    table = n10.occupancy(run, kernels.intensity(tmp_path / "intensity.jsonl"))
+    assert table.rows[0] == ("Triton, 256", "16", "24", "0", "4", "100%", "threads")
+
+
+def test_a_kernel_gains_more_than_its_step(tmp_path):
+    run = kernels.normalize(tmp_path / "normalize.jsonl")
+    assert n10.kernel_gain(run) == pytest.approx(4)
+    ms = 256 * 3 * 224 * 224 * 3 / kernels.MEMORY / 1e6  # of the floor
+    step = write_log(tmp_path / "step" / "events.jsonl", device=True)  # 100 ms
+    assert n10.step_gain(run, step.parent) == pytest.approx(100 / (100 - 3 * ms), rel=1e-6)
+    alone = kernels.normalize(tmp_path / "cpu.jsonl", on_gpu=False)
+    assert n10.kernel_gain(alone) is None
+    assert n10.step_gain(alone, step.parent) is None
+
+
+def test_normalizations_are_drawn_by_batch(tmp_path):
+    ax = n10.plot_normalize(kernels.normalize(tmp_path / "normalize.jsonl"))
+    assert "256 images, relative to two operations of PyTorch: a loop x 0.1" in title(ax)
+    assert "your kernel x 3." in title(ax)
+    assert len([line for line in ax.lines if line.get_linestyle() == ":"]) == 4
+    alone = n10.plot_normalize(kernels.normalize(tmp_path / "cpu.jsonl", on_gpu=False))
+    assert "your kernel" not in title(alone)
+    assert not [line for line in alone.lines if line.get_linestyle() == ":"]
+
+
+def test_an_interpreted_kernel_has_no_time(tmp_path):
+    table = n10.normalizations(kernels.normalize(tmp_path / "cpu.jsonl", on_gpu=False))
+    assert table.rows[-1] == ("Triton, interpreted", "4", "1", "", "", "1.00")
+
+
+def test_fewer_operations_take_less_time_but_not_as_much_less(tmp_path):
+    axes = n10.plot_shapes(kernels.shapes(tmp_path / "shapes.jsonl"))
+    first, second = title(axes).splitlines()
+    assert first == (
+        "1,024 channels: depthwise has 1,024 times fewer operations, and takes 1/4 of the time"
+    )
+    assert second.startswith("16 narrow layers take 3 times as long")
+    assert len(axes[1].patches) == 3
+
+
+def test_the_dispatcher_has_no_code_for_some_operands(tmp_path):
+    cases = {
+        "a": {"asked": "x * 2", "of": "float32", "keys": ["CPU", "ADInplaceOrView"]},
+        "b": {"asked": "x * 2", "of": "float8", "keys": ["CPU"]},
+    }
+    cases["a"] |= {"operations": ["aten::mul"], "result": "float32", "answered": True}
+    cases["b"] |= {"operations": [], "result": "not implemented", "answered": False}
+    table = n10.dispatched(with_cases(tmp_path / "a.jsonl", cases))
+    assert table.rows == [
+        ("x * 2", "float32", "CPU", "1", "float32"),
+        ("x * 2", "float8", "CPU", "none", "not implemented"),
+    ]
+
+
+def test_a_build_is_told_with_its_speed_and_with_what_broke(tmp_path):
+    cases = {
+        "build": {"what": "build", "language": "C++", "first_s": 8.4},
+        "ours": {"what": "time", "least": 3e9, "ms": [1000.0, 1500.0, 3000.0]},
+        "transposed": {"what": "input", "result": "right"},
+        "again": {"what": "again", "again_s": 0.008},
+    }
+    assert n10.inlined(with_cases(tmp_path / "a.jsonl", cases)).rows == [
+        ("first build, C++", "8.4 s"),
+        ("speed: ours", "2 GB/s (1 to 3)"),
+        ("input: transposed", "right"),
+        ("the same in another process", "0.008 s"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "call", [n10.plot_intensity, n10.plot_softmax, n10.plot_normalize, n10.inlined, n10.dispatched]
+)
+def test_the_log_of_another_experiment_is_refused(call, tmp_path):
+    run = with_cases(tmp_path / "a.jsonl", {"a": {"losses": [1.0]}})
+    with pytest.raises(UserError, match=r"expected a run of experiments/\w+\.py"):
+        call(run)
