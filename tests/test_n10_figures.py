@@ -1,6 +1,6 @@
 """The figures of chapter 10 say what their logs say."""
 
-import kernels
+import kernel_logs
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_an_operation_is_limited_by_the_lower_of_two_roofs():
 
 
 def test_operations_are_drawn_under_their_roof(tmp_path):
-    run = kernels.intensity(tmp_path / "intensity.jsonl")
+    run = kernel_logs.intensity(tmp_path / "intensity.jsonl")
     ax = n10.plot_intensity(run)
     assert "Below 200 operations per byte memory is the limit: of 1 of these 2" in title(ax)
     assert labels(ax) == ["what is possible", "elementwise", "matrix product"]
@@ -38,13 +38,13 @@ def test_operations_are_drawn_under_their_roof(tmp_path):
 
 
 def test_the_parts_of_a_card_are_those_that_were_read(tmp_path):
-    table = n10.parts(kernels.intensity(tmp_path / "intensity.jsonl"))
+    table = n10.parts(kernel_logs.intensity(tmp_path / "intensity.jsonl"))
     assert ("multiprocessors", "132") in table.rows
-    assert len(table) == len(kernels.CARD)
+    assert len(table) == len(kernel_logs.CARD)
 
 
 def test_softmaxes_are_compared_by_the_bytes_that_must_move(tmp_path):
-    run = kernels.softmax(tmp_path / "softmax.jsonl")
+    run = kernel_logs.softmax(tmp_path / "softmax.jsonl")
     ax = n10.plot_softmax(run)
     assert "Rows of 4,096: Triton is 4.5 times as fast as five operations, at 90%" in title(ax)
     assert set(labels(ax)) == {*figures.SOFTMAXES, "a large copy"}
@@ -62,20 +62,20 @@ def test_a_result_that_is_no_number_is_told(tmp_path):
 
 
 def test_the_path_on_the_roofline_has_an_arrow_to_each_next_way(tmp_path):
-    ax = n10.plot_path(kernels.softmax(tmp_path / "softmax.jsonl"))
+    ax = n10.plot_path(kernel_logs.softmax(tmp_path / "softmax.jsonl"))
     assert len([text for text in ax.texts if text.arrow_patch]) == 3
     assert title(ax).endswith("need 4.0 times fewer bytes")
-    alone = n10.plot_path(kernels.softmax(tmp_path / "cpu.jsonl", on_gpu=False))
+    alone = n10.plot_path(kernel_logs.softmax(tmp_path / "cpu.jsonl", on_gpu=False))
     assert len([text for text in alone.texts if text.arrow_patch]) == 1
 
 
 def test_what_a_kernel_asks_of_memory_is_told_for_each_number(tmp_path):
-    run = kernels.softmax(tmp_path / "cpu.jsonl", on_gpu=False)
+    run = kernel_logs.softmax(tmp_path / "cpu.jsonl", on_gpu=False)
     assert n10.asked(run).rows == [
         ("Triton", "16", "16", "16", "4", "4"),
         ("online", "16", "32", "16", "8", "4"),
     ]
-    assert "had a GPU" in repr(n10.asked(kernels.softmax(tmp_path / "gpu.jsonl")))
+    assert "had a GPU" in repr(n10.asked(kernel_logs.softmax(tmp_path / "gpu.jsonl")))
 
 
 @pytest.mark.parametrize(
@@ -91,43 +91,43 @@ def test_programs_share_a_multiprocessor_until_something_runs_out(
     warps, registers, shared, expected
 ):
     case = {"warps": warps, "registers": registers, "shared_bytes": shared}
-    assert figures.resident(case, kernels.CARD) == expected
+    assert figures.resident(case, kernel_logs.CARD) == expected
 
 
 def test_occupancy_is_a_share_of_the_threads(tmp_path):
-    run = kernels.softmax(tmp_path / "softmax.jsonl")
-    table = n10.occupancy(run, kernels.intensity(tmp_path / "intensity.jsonl"))
+    run = kernel_logs.softmax(tmp_path / "softmax.jsonl")
+    table = n10.occupancy(run, kernel_logs.intensity(tmp_path / "intensity.jsonl"))
     assert table.rows[0] == ("Triton, 256", "16", "24", "0", "4", "100%", "threads")
 
 
 def test_a_kernel_gains_more_than_its_step(tmp_path):
-    run = kernels.normalize(tmp_path / "normalize.jsonl")
+    run = kernel_logs.normalize(tmp_path / "normalize.jsonl")
     assert n10.kernel_gain(run) == pytest.approx(4)
-    ms = 256 * 3 * 224 * 224 * 3 / kernels.MEMORY / 1e6  # of the floor
+    ms = 256 * 3 * 224 * 224 * 3 / kernel_logs.MEMORY / 1e6  # of the floor
     step = write_log(tmp_path / "step" / "events.jsonl", device=True)  # 100 ms
     assert n10.step_gain(run, step.parent) == pytest.approx(100 / (100 - 3 * ms), rel=1e-6)
-    alone = kernels.normalize(tmp_path / "cpu.jsonl", on_gpu=False)
+    alone = kernel_logs.normalize(tmp_path / "cpu.jsonl", on_gpu=False)
     assert n10.kernel_gain(alone) is None
     assert n10.step_gain(alone, step.parent) is None
 
 
 def test_normalizations_are_drawn_by_batch(tmp_path):
-    ax = n10.plot_normalize(kernels.normalize(tmp_path / "normalize.jsonl"))
+    ax = n10.plot_normalize(kernel_logs.normalize(tmp_path / "normalize.jsonl"))
     assert "256 images, relative to two operations of PyTorch: a loop x 0.1" in title(ax)
     assert "your kernel x 3." in title(ax)
     assert len([line for line in ax.lines if line.get_linestyle() == ":"]) == 4
-    alone = n10.plot_normalize(kernels.normalize(tmp_path / "cpu.jsonl", on_gpu=False))
+    alone = n10.plot_normalize(kernel_logs.normalize(tmp_path / "cpu.jsonl", on_gpu=False))
     assert "your kernel" not in title(alone)
     assert not [line for line in alone.lines if line.get_linestyle() == ":"]
 
 
 def test_an_interpreted_kernel_has_no_time(tmp_path):
-    table = n10.normalizations(kernels.normalize(tmp_path / "cpu.jsonl", on_gpu=False))
+    table = n10.normalizations(kernel_logs.normalize(tmp_path / "cpu.jsonl", on_gpu=False))
     assert table.rows[-1] == ("Triton, interpreted", "4", "1", "", "", "1.00")
 
 
 def test_fewer_operations_take_less_time_but_not_as_much_less(tmp_path):
-    axes = n10.plot_shapes(kernels.shapes(tmp_path / "shapes.jsonl"))
+    axes = n10.plot_shapes(kernel_logs.shapes(tmp_path / "shapes.jsonl"))
     first, second = title(axes).splitlines()
     assert first == (
         "1,024 channels: depthwise has 1,024 times fewer operations, and takes 1/4 of the time"
