@@ -73,7 +73,7 @@ def test_results_of_a_cycle_lie_in_different_places():
 
 
 def test_a_time_is_that_of_one_call(monkeypatch):
-    monkeypatch.setattr(session, "in_turn", lambda calls, *_, **__: dict.fromkeys(calls, [8.0]))
+    monkeypatch.setattr(session, "in_turn", lambda calls, *_, **__: {key: [8.0] for key in calls})
     cycle = timing.Cycle(torch.neg, [(torch.randn(9),) for _ in range(4)])
     assert timing.by_call({"neg": cycle}, CPU, 1) == {"neg": [2.0]}
 
