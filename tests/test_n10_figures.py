@@ -172,3 +172,13 @@ def test_the_log_of_another_experiment_is_refused(call, tmp_path):
     run = with_cases(tmp_path / "a.jsonl", {"a": {"losses": [1.0]}})
     with pytest.raises(UserError, match=r"expected a run of experiments/\w+\.py"):
         call(run)
+
+
+def test_the_source_of_a_function_is_shown_with_its_decorator():
+    kernel = n10.source("_online")
+    assert kernel.startswith("@triton.jit\ndef _online(")
+    assert kernel.endswith("mask=places < columns)")
+    assert n10.source("naive").startswith("def naive(x):")
+    assert "__global__" in n10.source("IN_CUDA")
+    with pytest.raises(UserError, match="no function 'nothing' in this chapter"):
+        n10.source("nothing")
