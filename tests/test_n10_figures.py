@@ -4,7 +4,7 @@ import kernel_logs
 import matplotlib as mpl
 import numpy as np
 import pytest
-from logs import with_cases, write_log
+from logs import experiment, measure, with_cases, write_log
 
 mpl.use("Agg")
 
@@ -35,6 +35,13 @@ def test_operations_are_drawn_under_their_roof(tmp_path):
     assert [row[2] for row in table.rows] == ["0.25", "316"]
     assert [row[-1] for row in table.rows] == ["90%", "90%"]
     assert table.rows[0][3].startswith("675 (")
+
+
+def test_a_roof_is_that_of_reading_where_that_is_faster_than_a_copy(tmp_path):
+    events = [measure("memory", 10.0, "GB/s"), measure("reading", 14.0, "GB/s")]
+    run = experiment(tmp_path / "a.jsonl", *events)
+    assert figures._measured(run)["memory"] == 14
+    assert figures._measured(kernel_logs.softmax(tmp_path / "b.jsonl"))["memory"] == 3000
 
 
 def test_the_parts_of_a_card_are_those_that_were_read(tmp_path):

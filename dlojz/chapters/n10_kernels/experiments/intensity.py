@@ -95,6 +95,13 @@ def operations(batch, channels) -> list[Operation]:
     ]
 
 
+def measure_reading(run, device, rounds):
+    """Measure the speed of memory that is read alone: for some kernels more than a copy's."""
+    x = torch.randn(session.COPY_BYTES[device.type] // 4, device=device)
+    ms = session.median_ms(lambda: torch.sum(x), device, rounds)
+    run.measure("reading", session.size(x) / ms / 1e6, "GB/s")
+
+
 def measured(wanted, device, dtype, rounds):
     """Yield the fields of each operation: its work, its bytes, its times."""
     for each in wanted:
@@ -130,6 +137,7 @@ def main():
         timing.keep_pages()
         torch.backends.cudnn.benchmark = True
         session.measure_memory(run, device, args.rounds)
+        measure_reading(run, device, args.rounds)
         session.measure_product(run, device, args.precision, args.rounds)
         if device.type == "cuda":
             card = torch.cuda.get_device_properties(device)

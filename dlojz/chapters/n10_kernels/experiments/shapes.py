@@ -18,7 +18,7 @@ from dlojz.chapters.n10_kernels import timing
 from dlojz.training import flags
 
 ON_GPU = {"batch_size": 64, "widest": 1024, "precision": "bf16"}
-ON_CPU = {"batch_size": 4, "widest": 128, "precision": "fp32"}
+ON_CPU = {"batch_size": 4, "widest": 64, "precision": "fp32"}
 SIDE = 28
 NARROWEST, HALVINGS = 16, 2  # of the widths; of the wide layer, for the deep ones
 
