@@ -18,7 +18,7 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 {"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"}
 
 `evidence` is what a training run really did, as `dlojz.watch.evidence` saw it, in the records of `dlojz.runs.records`:
-`when` is samples, mixtures, begun, made_up, geometry, probe, last, whole, profiler, audit, stopwatch or replay. A small experiment writes a `measure` for each of its figures (`x` is
+`when` is samples, mixtures, normalized, begun, made_up, geometry, probe, last, whole, profiler, audit, stopwatch or replay. A small experiment writes a `measure` for each of its figures (`x` is
 the size or step at which it was measured), and a `case` for values that belong together, with the fields that it needs.
 `host_ms` and `device_ms` are the two clocks of `dlojz.training.chronometer`; `ahead_ms` is how far the host ran
 ahead of the device. A window's last fields are what may have disturbed it, and the memory in use as it ended: see `dlojz.machine.meters`.
@@ -322,6 +322,7 @@ class Run:
     epochs: list = field(default_factory=list)
     samples: records.Samples = field(default_factory=records.Samples)
     mixtures: records.Mixtures = field(default_factory=records.Mixtures)
+    normalized: records.Normalized = field(default_factory=records.Normalized)
     begun: records.Begun = field(default_factory=records.Begun)
     made_up: records.MadeUp = field(default_factory=records.MadeUp)
     geometry: records.Geometry = field(default_factory=records.Geometry)

@@ -150,6 +150,8 @@ class LastStep(Record):
     copies: dict = field(default_factory=dict)  # how many, by the profiler's name
     non_blocking: int | None = None  # how many calls of `Tensor.to` asked for that
     kernels_us: dict = field(default_factory=dict)  # the longest, by name
+    before_convolution: list | None = None  # a GPU's kernels, from the copy of the batch on
+    launches: int = 0  # of kernels, by Triton's interpreter
     graphs_alive: int | None = None  # tensors that hold their graph after the step
     batches_alive: int | None = None  # tensors of a batch's shape after the step
     compiled_regions: int | None = None  # that torch.compile made, forward and backward
@@ -282,6 +284,19 @@ class Mixtures(Record):
     ways: list = field(default_factory=list)  # dicts, one per way: see dlojz.watch.mixtures
     unasked: bool | None = None  # with --mix off, images and labels stayed as they were
     validated: bool | None = None  # those of a validation did, too
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Normalized(Record):
+    """The output of kernels.normalize for images of the probe: see dlojz.watch.normalizing."""
+
+    cases: list = field(default_factory=list)  # dicts, one per call
+    again: bool | None = None  # it was that of former images in the same memory
+    stream: bool | None = None  # it was that of images that the GPU was still to replace
+    timed: dict = field(default_factory=dict)  # on a GPU, in a check
+    # Dicts of calls, dtype: by precision of the training, in the validation, by --normalize torch.
+    forward: dict = field(default_factory=dict)
     error: str | None = None
 
 
@@ -436,6 +451,7 @@ EVIDENCE = {  # by `when`, which is also the name in a log.Run
     "samples": Samples,
     "probe": Probe,
     "mixtures": Mixtures,
+    "normalized": Normalized,
     "begun": Begun,
     "made_up": MadeUp,
     "geometry": Geometry,

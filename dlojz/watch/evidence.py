@@ -4,6 +4,7 @@ The trainer calls `watch` once. It logs these records of `dlojz.runs.records`:
 
 samples  before a test run on files: the data set's images of a file of our own.
 mixtures  before one with --mix: the trainer's mixture of a batch of our own.
+normalized  before one with --normalize triton: its kernel, with images of our own.
 begun, made_up, geometry  of one with another optimizer than SGD: see `dlojz.watch.optimizing`.
 probe  the first training step, under hooks: devices, dtypes and strides of the weights, of each
        layer's input and output, of the loss; autocast, the gradient scaler, the gradients' norm;
@@ -22,7 +23,7 @@ microseconds, and `torch.compile` leaves them out of its graphs.
 
 import sys
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import torch
@@ -35,8 +36,10 @@ from dlojz.watch import (
     casts,
     compilation,
     group,
+    interpreted,
     inventory,
     mixtures,
+    normalizing,
     optimizing,
     profile,
     readings,
@@ -85,6 +88,7 @@ class Witness:
         self._weights = None  # before the first update
         self._pixels = {}
         self._profiler = self._first_profiler = None
+        self._counting, self._interpreted = ExitStack(), None  # of Triton's interpreter
         self._work = []
         self._stay, self._probe = [], []
         self._device = next(self._model.parameters()).device
@@ -97,6 +101,7 @@ class Witness:
         if args.test and (seen := samples.look_within(loader)):
             run.evidence(records.Samples(**seen))
         mixtures.watch(run, training, args, loader)
+        normalizing.watch(run, training, args)
         optimizing.watch(run, training, args)
         self._auditor = auditor.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
@@ -332,6 +337,7 @@ class Witness:
         if self._looked_at is None:
             self._run.note_memory()
         self._looked_at = step
+        self._interpreted = self._counting.enter_context(interpreted.counted())
         self._profiler = profile.start_profiler()
 
     def ends(self):
@@ -340,10 +346,12 @@ class Witness:
             return
         events = profile.stop_profiler(self._profiler)
         self._profiler = None
+        self._counting.close()
         seen = profile.summary(events) | inventory.distributed(
             self._model
         )  # by now DDP has its final buckets
         kind = records.MiddleStep if self._looked_at == self.middle else records.LastStep
+        seen |= {"launches": self._interpreted.launches}
         alive = {"graphs_alive": inventory.graphs_alive(), "batches_alive": self._batches_alive()}
         self._run.evidence(kind(step=self._looked_at, **seen, **alive))
 

@@ -18,6 +18,7 @@ ITEM_BYTES = {
 CPU = torch.autograd.DeviceType.CPU
 
 
+CONVOLUTION = "aten::convolution"
 RANGE_S = 0.1  # gloo's threads complete a collective, and end its range in the trace a moment later
 
 
@@ -64,6 +65,34 @@ def counts(events) -> dict[str, int]:
     }
 
 
+def on_device(events) -> list[tuple[str, float]]:
+    """Return a GPU's kernels and copies, in their order, each with its seconds."""
+    ran = sorted(filter(_ran_on_gpu, events), key=lambda e: e.start_ns())
+    return [(e.name(), e.duration_ns() / 1e9) for e in ran]
+
+
+def before_convolution(events) -> list[str] | None:
+    """Return a GPU's kernels from the last copy of a batch to the first convolution; None on a CPU.
+
+    Casts of the first convolution's weights are among them.
+    """
+    ran = sorted(filter(_ran_on_gpu, events), key=lambda e: e.start_ns())
+    hosts = [e for e in events if e.device_type() == CPU]
+    first = min((e for e in hosts if e.name() == CONVOLUTION), key=_start, default=None)
+    if not ran or first is None:
+        return None
+    # Operations only, as in `_backward`.
+    inside = {e.correlation_id() for e in hosts if _within(e, first) and e.name()[:2] != "cu"}
+    ends = [e.start_ns() for e in ran if e.linked_correlation_id() in inside]
+    before = [e for e in ran if e.start_ns() < min(ends, default=0)]
+    copies = [e.start_ns() for e in before if e.name().startswith("Memcpy HtoD")]
+    return [e.name()[:120] for e in before if e.start_ns() > max(copies, default=0)]
+
+
+def _start(event) -> int:
+    return event.start_ns()
+
+
 def summary(events) -> dict:
     """Return the fields of a profiled step\'s record."""
     matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
@@ -97,6 +126,7 @@ def summary(events) -> dict:
         "calls": dict(calls),
         "copies": dict(copies),
         "non_blocking": sum(map(_asks_not_to_wait, events)),
+        "before_convolution": before_convolution(events),
         "kernels_us": {name: ns / 1000 for name, ns in kernels.most_common(12)},
     }
 
