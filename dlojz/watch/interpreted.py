@@ -22,7 +22,7 @@ class Count:
 
 
 def is_used() -> bool:
-    """Return whether Triton was told to interpret kernels, and is there."""
+    """Return whether Triton is there, and interprets kernels."""
     try:
         import triton
     except ImportError:

@@ -123,8 +123,8 @@ def case(normalize, images, name, dtype) -> dict:
     found = {
         "images": name,
         "dtype": inventory.word(dtype),
-        "launches": count.launches,
-        "reads_outside": count.outside,
+        "launches": count.launches if interpreted.is_used() else None,
+        "read": count.outside if interpreted.is_used() else None,
         "passes": [op for op, size in seen.passes if size >= images.numel()],
         "outside": sum(map(_overwritten, seen.made)),
         "changed": not torch.equal(images, before),
@@ -224,7 +224,7 @@ def _is_new(out, given):
 
 
 def _overwritten(tensor) -> int:
-    """Return how many canaries around a tensor are gone."""
+    """Return the number of canaries around a tensor that are gone."""
     around = tensor.as_strided((tensor.untyped_storage().size() // tensor.element_size(),), (1,), 0)
     edges = torch.cat([around[:EDGE], around[-EDGE:]])
     return int((~edges.isnan() if edges.is_floating_point() else edges != BYTE).sum())
@@ -292,7 +292,7 @@ def _rounds(normalize, device) -> dict:
         "torch": lambda images: data.normalize(images).to(dtype),
         "copy": lambda _: copies[0].copy_(copies[1]),
     }
-    found = {"bytes": size} | {name: [] for name in ways}
+    found = {"bytes": size, "calls": CALLS} | {name: [] for name in ways}
     for name, call in ways.items():
         for number in range(1 + ROUNDS):
             outputs = []
