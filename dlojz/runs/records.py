@@ -295,7 +295,7 @@ class Normalized(Record):
     again: bool | None = None  # it was that of former images in the same memory
     stream: bool | None = None  # it was that of images that the GPU was still to replace
     timed: dict = field(default_factory=dict)  # on a GPU, in a check
-    # Dicts of calls, dtype: by precision of the training, in the validation, by --normalize torch.
+    # Dicts of calls, asked, dtype: by precision of the training, in the validation, by --normalize torch.
     forward: dict = field(default_factory=dict)
     error: str | None = None
 

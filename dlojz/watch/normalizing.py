@@ -321,16 +321,17 @@ def _forward(kernels, training, args, device) -> dict:
     forward = getattr(sys.modules["__main__"], "forward", None)
     if not forward:
         return {}
-    calls, usual = [], kernels.normalize
+    asked, usual = [], kernels.normalize
 
-    def counting(*args, **kwargs):
-        calls.append(args)
-        return usual(*args, **kwargs)
+    def counting(images, dtype):
+        asked.append(inventory.word(dtype))
+        return usual(images, dtype)
 
     def formats(trains, **own):
-        calls.clear()
+        asked.clear()
         entered = _entered(forward, training, Namespace(**vars(args) | own), trains, device)
-        return {"calls": len(calls), "dtype": entered and inventory.word(entered)}
+        last = asked[-1] if asked else None
+        return {"calls": len(asked), "asked": last, "dtype": entered and inventory.word(entered)}
 
     with replaced(kernels, normalize=counting):
         ways = {how: formats(True, precision=how) for how in PRECISIONS}

@@ -15,7 +15,6 @@ UNITS = 1  # in the last place: a processor may cut digits off where a GPU round
 # A copy reads and writes as many bytes as this kernel must. Recorded copies reach 0.9 of the
 # memory's own rate, so nothing that moves all of these bytes is faster than this.
 AT_MOST = 1.25
-WAYS = ("fp32", "fp16", "bf16")
 FORMATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 # The mistakes that a probe names by their output, in words.
 LIKE = {
@@ -29,10 +28,10 @@ LIKE = {
     "levels": "the means of numbers up to 1, of levels up to 255",
     "plain": "not normalized",
 }
-CHANNELS, FORMULA = ("channels", "reversed", "one-channel"), ("std", "mean", "levels", "plain")
-VIEWS = ("NCHW", "a view", "every second image")
-AS_GIVEN = ("channels_last", "fewer than a program has", "whole programs")  # no copy is needed
-COPIES = ("clone", "copy_", "_to_copy")
+CHANNELS, FORMULA = {"channels", "reversed", "one-channel"}, {"std", "mean", "levels", "plain"}
+VIEWS = {"NCHW", "a view", "every second image"}
+AS_GIVEN = {"channels_last", "fewer than a program has", "whole programs"}  # no copy is needed
+COPIES = {"clone", "copy_"}
 # Errors of the kernel, as it is compiled or interpreted, by their hint.
 ERRORS = (
     (r"TODO 10a", "todo"),
@@ -128,7 +127,7 @@ def _calls(seen):
         yield Finding(MECHANISM, "launches", what, launches == {1}, text, "1", hint)
     if given:
         passes = sorted({op for case in given for op in case["passes"]})
-        hint = "copies" if {*passes} <= {*COPIES} else "torch"
+        hint = "copies" if {*passes} <= COPIES else "torch"
         text, what = ", ".join(passes) or "none", "passes of torch over the images in a call"
         yield Finding(MECHANISM, "passes", what, not passes, text, "none", hint)
     asked = "the new images'"
@@ -144,7 +143,7 @@ def _calls(seen):
 def _timed(timed):
     """Yield findings on the calls that were timed on a GPU."""
     rates = {way: [timed["bytes"] / s for s in timed[way] if s] for way in ("kernel", "copy")}
-    worst, calls, kernels = (timed[name] for name in ("worst", "calls", "kernels"))
+    worst, calls, kernels = timed["worst"], timed["calls"], timed["kernels"]
     text = f"{worst:.2g} units in the last place" if math.isfinite(worst) else "far off"
     yield Finding(
         *(MECHANISM, "timed", "outputs of the timed calls", worst <= UNITS, text),
@@ -180,7 +179,7 @@ def _giga(rates):
 
 def _trainer(forward):
     """Yield findings on the calls by the trainer's `forward`."""
-    ways = {how: forward[how] for how in WAYS if how in forward}
+    ways = {how: forward[how] for how in FORMATS if how in forward}
     if not any(way["calls"] for way in ways.values()):
         text, asked = "not by `forward`", "the training is compared"
         yield Finding(MECHANISM, "forward", "calls", State.NOT_ASKED, text, asked)
@@ -188,7 +187,8 @@ def _trainer(forward):
     for how, way in ways.items():
         text, what = way["dtype"] or "none", f"images in the model, --precision {how}"
         ok = text == FORMATS[how]
-        yield Finding(MECHANISM, f"format-{how}", what, ok, text, FORMATS[how], "autocast")
+        hint = "not-called" if way["asked"] == FORMATS[how] else "autocast"
+        yield Finding(MECHANISM, f"format-{how}", what, ok, text, FORMATS[how], hint)
     for how, asked, what, hint in (
         ("bf16", 1, "calls of the kernel in a step", "twice"),
         ("validation", 1, "calls in a batch of the validation", "validation-too"),
