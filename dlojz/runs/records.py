@@ -292,10 +292,10 @@ class Normalized(Record):
     """The output of kernels.normalize for images of the probe: see dlojz.watch.normalizing."""
 
     cases: list = field(default_factory=list)  # dicts, one per call
-    again: bool | None = None  # it was that of former images in the same memory
+    again: bool | None = None  # it stayed the same for other images in the same memory
     stream: bool | None = None  # it was that of images that the GPU was still to replace
     timed: dict = field(default_factory=dict)  # on a GPU, in a check
-    # Dicts of calls, asked, dtype: by precision of the training, in the validation, by --normalize torch.
+    # Dicts of calls, asked, dtype: by precision, and for validation and --normalize torch.
     forward: dict = field(default_factory=dict)
     error: str | None = None
 
