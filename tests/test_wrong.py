@@ -26,6 +26,7 @@ OWN = {
     "07_augmentation": " -b 8 --precision fp32 --mix cutmix",
     "08_large_batch": " -b 8 --precision fp32 --optimizer lamb --warm-up 0.1 --schedule cosine",
     "09_compile": " -b 8 --precision fp32 --model squeezenet1_1 --compile aot_eager",
+    "10_kernels": " -b 8 --precision fp32 --normalize triton --test-nsteps 4",
     "11_fsdp": " -b 8 --precision bf16 --model vit_tiny --sharding fsdp --checkpointing blocks",
 }
 # Which hints need an extra run: it is left out for a wrong answer with another one, to save
@@ -59,6 +60,7 @@ EXPECTED = {  # of the trainer as it is before the step
     "07_augmentation": "flag",
     "08_large_batch": "flag",
     "09_compile": "flag",
+    "10_kernels": "flag",
     "11_fsdp": "flag",
 }
 

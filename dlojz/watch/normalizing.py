@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 import torch
 
-from dlojz.course import UserError
+from dlojz.course import FileError, UserError
 from dlojz.runs import records
 from dlojz.training import data, imports, private
 from dlojz.training.replaced import replaced
@@ -66,6 +66,11 @@ def look(training, args) -> dict:
     with data.draws_of(0, 0, 0), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         try:
             kernels = imports.beside(sys.modules["__main__"].__file__, "kernels")
+        except FileError:
+            return {}  # the trainer does not import it
+        except Exception as error:  # of any kind: it is the trainee's code
+            return {"error": _words(error)}
+        try:
             found["cases"] += (case(kernels.normalize, *how) for how in _ways(device))
             if any(case["outside"] for case in found["cases"]):
                 return found  # the other calls are not between canaries
@@ -75,7 +80,7 @@ def look(training, args) -> dict:
                 if "keep" in auditor.wished():
                     found["timed"] = _timed(kernels.normalize, device)
             found["forward"] = _forward(kernels, training, args, device)
-        except Exception as error:  # of any kind: it is the trainee's code
+        except Exception as error:
             found["error"] = _words(error)
     return found
 

@@ -291,7 +291,7 @@ class Replay(Solution):
         if step.gradient is None or len(step.logits) != len(labels):
             return None, None
         logits = step.logits.to(self.device).requires_grad_()
-        images = torch.zeros(len(logits), 3, 8, 8, device=self.device)
+        images = torch.zeros(len(logits), 3, 8, 8, dtype=torch.uint8, device=self.device)
         # In evaluation mode: these labels of the solution's are mixed already, if it mixes.
         stand_in = SimpleNamespace(**vars(self.training) | {"model": Fixed(logits)})
         _, loss = self.trainer.forward(stand_in, images, labels.to(self.device), self.args)

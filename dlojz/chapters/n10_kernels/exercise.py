@@ -130,13 +130,14 @@ def _calls(seen):
         hint = "copies" if {*passes} <= COPIES else "torch"
         text, what = ", ".join(passes) or "none", "passes of torch over the images in a call"
         yield Finding(MECHANISM, "passes", what, not passes, text, "none", hint)
-    asked = "the new images'"
+    asked = "its own"
     if seen.again is not None:
-        text, what = ("the former ones'" if seen.again else asked), "output of images in old memory"
+        text = "the former images'" if seen.again else asked
+        what = "output of other images in the same memory"
         yield Finding(MECHANISM, "again", what, not seen.again, text, asked, "cached")
     if seen.stream is not None:
-        text = "the former ones'" if seen.stream else asked
-        what = "output of images that come late"
+        text = "the former images'" if seen.stream else asked
+        what = "output of images that the GPU still computes"
         yield Finding(MECHANISM, "stream", what, not seen.stream, text, asked, "stream")
 
 
@@ -208,7 +209,7 @@ def _in_training(mine, reference):
         what = f"format of the images {what}"
         yield like(SAME, f"format-{mode}", what, mine, reference, formats, "not-called")
     launches, usual = mine.last.launches, reference.last.launches
-    if usual:
+    if usual and mine.last:
         hint = "twice" if launches > usual else "not-called"
         what = "kernels of Triton in the last step"
         yield Finding(
