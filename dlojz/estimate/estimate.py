@@ -224,6 +224,8 @@ def parsed(trainer, plan: Plan):
         args.compile = "off"
     if "mix" in args:
         args.mix = "off"  # it needs a moment's memory, before the forward pass
+    if "normalize" in args:
+        args.normalize = "torch"  # tensors without memory have no address for a kernel
     if plan.sharding == "fsdp":
         args.channels_last = False  # FSDP2 refuses weights that are not contiguous
     return args

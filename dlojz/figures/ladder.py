@@ -32,6 +32,7 @@ RECORDED = {
 OTHERS = {
     "07_augmentation": "for accuracy, not for speed",
     "08_large_batch": "for accuracy, not for speed",
+    "10_kernels": "for a kernel, not for the step",
     "11_fsdp": "for models that do not fit",
 }
 PRECISIONS = "00 and 01 are in fp32, the others in bf16. 02 has the autotuner of 03 already."

@@ -216,10 +216,15 @@ def _in_training(mine, reference):
             MECHANISM, "launched", what, launches == usual, f"{launches}", f"{usual}", hint
         )
     before, most = (run.last.before_convolution for run in (mine, reference))
-    if before is not None and most is not None:
-        what = "kernels before the first convolution"
-        text, asked = f"{len(before)}", f"at most {len(most)}"
-        yield Finding(MECHANISM, "before", what, len(before) <= len(most), text, asked, "between")
+    if before is None or most is None:
+        return
+    what, text = "kernels before the first convolution", f"{len(before)}"
+    few = len(before) <= len(most)
+    yield Finding(MECHANISM, "before", what, few, text, f"at most {len(most)}", "between")
+    if own := mine.normalized.timed.get("kernels"):
+        called = any(each.startswith(tuple(before)) for each in own)  # their names are cut there
+        text, what = ("yes" if called else "no"), "your kernel among them"
+        yield Finding(MECHANISM, "called", what, called, text, "yes", "not-called")
 
 
 EXERCISE = Exercise(
