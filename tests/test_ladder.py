@@ -141,7 +141,7 @@ def test_without_a_verdict_the_recorded_ladder_says_what_will_be_here(folder):
 def test_the_recorded_ladder_ends_where_the_notebook_does(folder):
     axes = ladder.plot_ladder("02")
     assert "4,642" not in words(axes[0])
-    assert words(axes[0]).count("later in the course") == 8
+    assert words(axes[0]).count("later in the course") == 9
     axes = ladder.plot_ladder("00_start")
     assert (words(axes[0])[0], hatched(axes[0])) == ("28", [])
 

@@ -173,7 +173,7 @@ def test_a_notebook_ends_with_three_sentences_and_the_ladder(subtests):
 TWO_JOBS = ["01_gpu", "02_amp", "03_channels_last", "06_ddp", "07_augmentation", "08_large_batch"]
 
 
-@pytest.mark.parametrize("name", [*TWO_JOBS, "09_compile", "11_fsdp"])
+@pytest.mark.parametrize("name", [*TWO_JOBS, "09_compile", "10_kernels", "11_fsdp"])
 def test_after_a_restart_the_first_figure_finds_both_jobs_again(name):
     sources = [c.source for c in code_cells(REPOSITORY / f"notebooks/{name}.ipynb")]
     checked = next(i for i, s in enumerate(sources) if f'= check("{name}"' in s)

@@ -92,7 +92,7 @@ def again(folder, language: str) -> float:
     run = subprocess.run(
         [sys.executable, __file__, "--again", folder, language],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=True,
     )
     return float(run.stdout.split()[-1])

@@ -126,9 +126,9 @@ def main():
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     positive = flags.at_least(1)
-    parser.add_argument("-b", "--batch-size", type=positive, help="images, but for linear layers")
-    parser.add_argument("--channels", type=positive, help="of the images")
-    parser.add_argument("--precision", choices=("fp32", *session.DTYPES), help="of the operands")
+    parser.add_argument("-b", "--batch-size", type=positive, help="images")
+    parser.add_argument("--channels", type=positive, help="channels of the images")
+    parser.add_argument("--precision", choices=("fp32", *session.DTYPES), help="a format")
     parser.add_argument("--rounds", type=flags.at_least(2), default=5, help="timings of each")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()

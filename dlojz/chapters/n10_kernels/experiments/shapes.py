@@ -88,7 +88,7 @@ def main():
     positive = flags.at_least(1)
     parser.add_argument("-b", "--batch-size", type=positive, help="images")
     parser.add_argument("--widest", type=positive, help="channels of the widest layer")
-    parser.add_argument("--precision", choices=("fp32", *session.DTYPES), help="of the operands")
+    parser.add_argument("--precision", choices=("fp32", *session.DTYPES), help="a format")
     parser.add_argument("--rounds", type=flags.at_least(2), default=5, help="timings of each")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()
