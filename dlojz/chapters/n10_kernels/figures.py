@@ -35,7 +35,7 @@ inlined_of = partial(drawing.of_experiment, field="what", experiment="experiment
 
 
 def _measured(run) -> dict[str, float]:
-    """Return what a run measured once, by name: GB/s of "memory", TFLOP/s of "matrix product".
+    """Return the values that a run measured once, by name: GB/s of "memory", TFLOP/s of "matrix product".
 
     The memory's speed is that of a copy, or of reading alone, where that is faster.
     """
@@ -117,7 +117,7 @@ def plot_intensity(run, ax=None):
 
 
 def _limited(cases, bend) -> str:
-    """Return how many operations memory limits."""
+    """Return the number of operations that memory limits, in words."""
     left = sum(case["flops"] / case["bytes"] < bend for case in cases)
     return (
         f"Below {bend:,.0f} operations per byte memory is the limit: of {left} of these "
@@ -280,7 +280,7 @@ def occupancy(run, card_run) -> Table:
 
 
 def resident(case, card) -> tuple[int, str]:
-    """Return how many programs of a kernel fit one multiprocessor, and what runs out first.
+    """Return the number of programs that fit one multiprocessor, and the part that runs out first.
 
     A warp gets its registers in steps of 256, eight for each thread.
     """
@@ -359,7 +359,7 @@ def normalizations(run) -> Table:
 
 
 def kernel_gain(run, way: str = "Triton", batch: int | None = None) -> float | None:
-    """Return how many times as fast as PyTorch a way's kernels are; None without a GPU.
+    """Return the speed of a way's kernels, relative to PyTorch's; None without a GPU.
 
     batch: by default 256, or the largest one.
     """
@@ -368,7 +368,7 @@ def kernel_gain(run, way: str = "Triton", batch: int | None = None) -> float | N
 
 
 def step_gain(run, step, way: str = "Triton", batch: int | None = None) -> float | None:
-    """Return how many times as fast a step becomes, by Amdahl's law; None without a GPU.
+    """Return the speed-up of a step, by Amdahl's law; None without a GPU.
 
     step: a run of the trainer on that GPU with this batch.
     """
@@ -447,7 +447,7 @@ def _span(case) -> list[float]:
 
 
 def _widths(dense, depthwise, chains) -> str:
-    """Return how operations and times compare, for depthwise and for deep."""
+    """Return the ratios of operations and of times, for depthwise and for deep, in words."""
     widest = max(dense)
     saved = _span(dense[widest])[1] / _span(depthwise[widest])[1]
     wide, deep = chains[max(chains)], chains[min(chains)]

@@ -13,7 +13,7 @@ MOST = 1024  # copies
 
 
 def copies(make, device) -> list:
-    """Return what make(), a tuple of random tensors, returns: so often that no cache holds all."""
+    """Return tuples of random tensors, each by make(): as many as no cache holds together."""
     first = make()
     count = -(-COLD_BYTES[device.type] // sum(map(session.size, first)))
     return [first, *(make() for _ in range(min(MOST, count) - 1))]
