@@ -146,11 +146,11 @@ def _wait(tensor):
 
 def compared(out, images, dtype) -> dict:
     """Return the form of an output, its distance from the right values, and its likely mistake."""
-    if not torch.is_tensor(out):
-        return {"form": type(out).__name__, "units": math.inf, "like": "form"}
-    form = f"{list(out.shape)} {inventory.word(out.dtype)} {readings.layout(out)}"
     asked = f"{list(images.shape)} {inventory.word(dtype)} channels_last"
-    found = {"form": form, "expected": asked}
+    found = {"form": type(out).__name__, "expected": asked}
+    if not torch.is_tensor(out):
+        return found | {"units": math.inf, "like": "form"}
+    found["form"] = f"{list(out.shape)} {inventory.word(out.dtype)} {readings.layout(out)}"
     if out.shape != images.shape or not out.is_floating_point():
         return found | {"units": math.inf, "like": "form"}
     expected = data.normalize(images)
