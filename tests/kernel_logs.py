@@ -62,8 +62,8 @@ def softmax(path: Path, on_gpu=True) -> Path:
             elif way in ("Triton", "online"):
                 del case["ms"], case["moved"]
                 rows, reads = 2**16 // columns, 8 if way == "online" else 4
-                asked = {"kernels": 1, "loads": rows * reads // 4, "stores": rows, "idle": 0}
-                asked |= {"loads bytes": reads * 2**16, "stores bytes": 4 * 2**16}
+                asked = {"launches": 1, "loads": rows * reads // 4, "stores": rows, "idle": 0}
+                asked |= {"read_bytes": reads * 2**16, "written_bytes": 4 * 2**16}
                 case |= {"rows": rows, "asked": asked}
             cases[f"{way}, {columns} columns"] = case
     return written(path, cases)

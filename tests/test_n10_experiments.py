@@ -126,11 +126,12 @@ def test_the_interpreter_counts_what_a_kernel_asks(softmaxes):
     rows, numbers = whole["rows"], whole["rows"] * columns
     assert whole["kernels"] == online["kernels"] == 1
     assert whole["asked"]["loads"] == whole["asked"]["stores"] == rows
-    assert whole["asked"]["loads bytes"] == 4 * numbers
-    assert online["asked"]["loads bytes"] == 8 * numbers
+    assert whole["asked"]["read_bytes"] == 4 * numbers
+    assert online["asked"]["read_bytes"] == 8 * numbers
     assert online["asked"]["loads"] == 2 * blocks * rows
-    assert {case["asked"]["stores bytes"] for case in (whole, online)} == {4 * numbers}
+    assert {case["asked"]["written_bytes"] for case in (whole, online)} == {4 * numbers}
     assert whole["asked"]["idle"] == 2 * rows * (8192 - columns)
+    assert whole["asked"]["outside"] == online["asked"]["outside"] == 0
     assert "ms" not in whole, "the interpreter's time means nothing"
 
 
@@ -198,8 +199,8 @@ def test_a_kernel_is_checked_and_counted_in_the_interpreter(tmp_path):
     kernel = cases["Triton, interpreted"]
     assert kernel["units_off"] <= 1, "the interpreter cuts bf16 off"
     assert kernel["kernels"] == 1
-    assert kernel["asked"]["stores bytes"] == 2 * 4 * 3 * 9 * 9
-    assert kernel["asked"]["loads bytes"] >= 4 * 3 * 9 * 9
+    assert kernel["asked"]["written_bytes"] == 2 * 4 * 3 * 9 * 9
+    assert kernel["asked"]["read_bytes"] >= 4 * 3 * 9 * 9
     kernels = {way: cases[f"{way}, 2 images"]["kernels"] for way in ("PyTorch", "compiled", "loop")}
     assert (kernels["PyTorch"], kernels["compiled"]) == (2, 1)
     assert kernels["loop"] >= 12, "an operation and a copy, for each channel of each image"

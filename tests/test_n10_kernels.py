@@ -115,7 +115,10 @@ def test_launches_loads_and_stores_are_counted(solved):
     images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)  # 1.5 blocks
     with interpreted.counted() as count:
         solved.normalize(images, torch.float16)
-    assert count == interpreted.Count(launches=1, loads=6, stores=2)
+    values, places = images.numel(), 2 * 16384  # those of shift and scale have no mask
+    expected = {"read_bytes": values + 2 * 4 * places, "written_bytes": 2 * values}
+    expected["idle"] = 2 * (places - values)  # of a load and a store
+    assert count == interpreted.Count(launches=1, loads=6, stores=2, **expected)
     solved.normalize(images, torch.float16)
     assert count.launches == 1, "the context has ended"
 

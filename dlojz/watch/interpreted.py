@@ -13,12 +13,15 @@ from dlojz.training.replaced import replaced
 
 @dataclass
 class Count:
-    """The numbers of launches, of loads and stores, and of values outside of the tensors."""
+    """The numbers of launches, loads and stores, and of the values that these move."""
 
     launches: int = 0
     loads: int = 0
     stores: int = 0
     outside: int = 0  # values that were loaded from other memory
+    read_bytes: int = 0
+    written_bytes: int = 0
+    idle: int = 0  # places of a block that a mask has kept out
 
 
 def is_used() -> bool:
@@ -51,19 +54,29 @@ def counted():
     def loaded(pointers, mask, *more):
         count.loads += 1
         places = pointers.data[mask.data]
+        count.read_bytes += places.size * _size(pointers)
+        count.idle += mask.data.size - places.size
         known = sum((places >= begin) & (places < end) for begin, end in inside)
         count.outside += int((known == 0).sum())
         return load(pointers, mask, *more)
 
-    def stored(*args):
+    def stored(pointers, value, mask, *more):
         count.stores += 1
-        return store(*args)
+        through = int(mask.data.sum())
+        count.written_bytes += through * _size(pointers)
+        count.idle += mask.data.size - through
+        return store(pointers, value, mask, *more)
 
     with (
         replaced(interpreter.GridExecutor, __call__=launched),
         replaced(builder, create_masked_load=loaded, create_masked_store=stored),
     ):
         yield count
+
+
+def _size(pointers):
+    """Return the bytes of a value at these addresses."""
+    return pointers.get_element_ty().primitive_bitwidth // 8
 
 
 def _range(tensor):

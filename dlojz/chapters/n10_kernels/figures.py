@@ -35,7 +35,7 @@ inlined_of = partial(drawing.of_experiment, field="what", experiment="experiment
 
 
 def _measured(run) -> dict[str, float]:
-    """Return the values that a run measured once, by name: GB/s of "memory", TFLOP/s of "matrix product".
+    """Return the values that a run measured once: GB/s of "memory", TFLOP/s of "matrix product".
 
     The memory's speed is that of a copy, or of reading alone, where that is faster.
     """
@@ -180,13 +180,13 @@ def _large(error) -> str:
 def asked(run, columns: int | None = None) -> Table:
     """Return a table of what Triton's kernels ask of memory, for each number, in the interpreter.
 
-    The run needs no GPU. "idle": places of a block that its mask keeps out.
+    The run needs no GPU.
     """
     rows = []
     for way, case in _softmaxes(run, columns).items():
         if found := case.get("asked"):
             count = case["rows"] * case["columns"]
-            per = [f"{found.get(f'{what} bytes', 0) / count:.3g}" for what in ("loads", "stores")]
+            per = [f"{found[what] / count:.3g}" for what in ("read_bytes", "written_bytes")]
             rows.append((way, str(case["rows"]), str(found["loads"]), str(found["stores"]), *per))
     head = ("way", "programs", "loads", "stores", "bytes read", "bytes written, per number")
     return Table(head, rows, "<>>>>>", "this run had a GPU: its kernels were not interpreted")

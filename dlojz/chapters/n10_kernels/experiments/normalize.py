@@ -11,15 +11,16 @@ runs in Triton's interpreter, where it is checked and counted, but not timed.
 
 import argparse
 import math
+from dataclasses import asdict
 
 import torch
 from tqdm import tqdm
 
 from dlojz import course, idr_torch
 from dlojz.chapters import session
-from dlojz.chapters.n10_kernels import interpreter, timing
+from dlojz.chapters.n10_kernels import timing
 from dlojz.training import data, flags, imports
-from dlojz.watch import profile
+from dlojz.watch import interpreted, profile
 
 ON_GPU = {"image_size": 224, "batches": [1, 4, 16, 64, 256, 1024]}
 ON_CPU = {"image_size": 64, "batches": [1, 8, 64]}
@@ -113,13 +114,13 @@ def ways(images, own):
         yield "Triton", own, launched(own, images)
 
 
-def interpreted(own, side) -> dict:
+def in_interpreter(own, side) -> dict:
     """Return the fields of the kernel in the interpreter, on a few images."""
     (images,) = drawn(INTERPRETED, side, "cpu")
-    with interpreter.counting() as found:
+    with interpreted.counted() as found:
         out = own(images)
     about = {"batch": INTERPRETED, "units_off": off(out, images), "least": least(images)}
-    return about | {"kernels": found["kernels"], "asked": dict(found)}
+    return about | {"kernels": found.launches, "asked": asdict(found)}
 
 
 def timed(batch, args, device, own):
@@ -159,7 +160,7 @@ def main():
             for way, found in timed(batch, args, device, own):
                 run.case(f"{way}, {batch} images", way=way, **found)
         if device.type == "cpu":
-            run.case("Triton, interpreted", way="Triton", **interpreted(own, args.image_size))
+            run.case("Triton, interpreted", way="Triton", **in_interpreter(own, args.image_size))
 
 
 if __name__ == "__main__":

@@ -9,16 +9,17 @@ times are left out.
 
 import argparse
 import re
+from dataclasses import asdict
 
 import torch
 from tqdm import tqdm
 
 from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.chapters.n10_kernels import in_pytorch, interpreter, timing
+from dlojz.chapters.n10_kernels import in_pytorch, timing
 from dlojz.course import UserError
 from dlojz.training import flags, imports
-from dlojz.watch import profile
+from dlojz.watch import interpreted, profile
 
 ON_GPU = {"elements": 2**26, "columns": [2**n for n in range(7, 19)]}
 ON_CPU = {"elements": 2**22, "columns": [256, 4096, 65536]}
@@ -83,14 +84,14 @@ def of_triton(triton, x):
         yield way, lambda x, call=call: call(x)[0], {"kernels": 1, "moved": least(x)} | taken
 
 
-def interpreted(call, columns) -> dict:
+def in_interpreter(call, columns) -> dict:
     """Return the fields of one of Triton's ways in the interpreter, on a few rows."""
     rows = max(2, INTERPRETED // columns)
     x = torch.randn(rows, columns)
-    with interpreter.counting() as found:
+    with interpreted.counted() as found:
         call(x)
     result = errors(lambda x: call(x)[0], x)
-    return {"rows": rows, "kernels": found["kernels"], "error": result, "asked": dict(found)}
+    return {"rows": rows, "kernels": found.launches, "error": result, "asked": asdict(found)}
 
 
 def errors(call, x) -> list[float]:
@@ -139,7 +140,7 @@ def main():
         for columns in tqdm(args.columns, unit="length"):
             found = dict(timed(args, columns, device, triton))
             if triton and device.type == "cpu":
-                found |= {way: interpreted(call, columns) for way, call in triton.WAYS.items()}
+                found |= {way: in_interpreter(call, columns) for way, call in triton.WAYS.items()}
             for way, fields in found.items():
                 run.case(f"{way}, {columns} columns", way=way, columns=columns, **fields)
 
