@@ -97,6 +97,7 @@ def plot_intensity(run, ax=None):
     cases = sorted(intensities_of(run).cases.values(), key=lambda c: c["flops"] / c["bytes"])
     best = _measured(run)
     memory, product = best["memory"], best["matrix product"]
+    bend = 1000 * product / memory
     with drawing.axes(ax, (9, 4.8), "both") as ax:
         at = [case["flops"] / case["bytes"] for case in cases]
         _roof(ax, min(at) / 4, 4 * max(at), memory, product)
@@ -104,16 +105,19 @@ def plot_intensity(run, ax=None):
             low, middle, high = _rate(case, "flops")
             look = {"color": KINDS[case["kind"]], "label": case["kind"], "capsize": 2}
             ax.errorbar(x, middle, [[middle - low], [high - middle]], fmt="o", **look)
-            side = (5, -3), "left", "top"
-            if number % 2 == 0:  # neighbours are close, and have room on either side
-                side = (-6, 2), "right", "bottom"
-            words = {"textcoords": "offset points", "fontsize": 8, "ha": side[1], "va": side[2]}
-            ax.annotate(case["operation"], (x, middle), side[0], **words)
-        bend = 1000 * product / memory
+            near = middle > 0.6 * attainable(x, memory)
+            _name(ax, case["operation"], (x, middle), near if x < bend else number % 2 == 1)
         ax.axvline(bend, color=PALETTE["limit"], ls="--", lw=1)
         drawing.legend(ax, 4)
         drawing.entitle(ax, _limited(cases, bend), _setting(run))
     return ax
+
+
+def _name(ax, text, place, left):
+    """Write the name of a point: on its left, above the roof's slope, or else on its right."""
+    look = {"ha": "right", "va": "bottom"} if left else {"ha": "left", "va": "top"}
+    offset = (-6, 2) if left else (5, -3)
+    ax.annotate(text, place, offset, textcoords="offset points", fontsize=8, **look)
 
 
 def _limited(cases, bend) -> str:
