@@ -281,8 +281,9 @@ def _timed(normalize, device) -> dict:
         return _rounds(normalize, device)
     except torch.OutOfMemoryError:
         return {}
-    finally:
+    finally:  # the memory of the training is what a run reports
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _rounds(normalize, device) -> dict:

@@ -8,13 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import wrong
 
 from dlojz import course, launch
+from dlojz.chapters.n10_kernels import exercise as kernels
 from dlojz.check import audit as judged
 from dlojz.images import generate
-from dlojz.runs import log
+from dlojz.runs import log, records
 from dlojz.runs.stats import summary
-from dlojz.watch import auditor, replay
+from dlojz.training import imports
+from dlojz.watch import auditor, normalizing, replay
 
 SOLUTION = course.solution("01")
 
@@ -151,3 +154,31 @@ def test_an_update_is_done_again_as_this_gpu_does_it(fused):
         update["after"] = state()
         found = solved._optimizer(update)["optimizer_roundings"]
         assert found < judged.ROUNDINGS
+
+
+def probed(trainer, monkeypatch):
+    """The findings on the kernel beside a trainer that fail, by their hints, and the record."""
+    flags = {"normalize": "triton", "precision": "bf16", "mix": "off", "channels_last": True}
+    monkeypatch.setenv(auditor.VARIABLE, '{"keep": 0}')
+    monkeypatch.setitem(sys.modules, "__main__", imports.from_file(trainer, "probed"))
+    training = SimpleNamespace(model=torch.nn.Linear(2, 2, device="cuda"))
+    seen = records.Normalized(**normalizing.look(training, SimpleNamespace(**flags)))
+    found = [*kernels._error(seen), *kernels._outputs(seen.cases), *kernels._calls(seen)]
+    found += [*kernels._memory(seen.cases), *kernels._trainer(seen.forward)]
+    found += kernels._timed(seen.timed) if seen.timed else []
+    return sorted({f.hint for f in found if f.fails}, key=[*kernels.EXERCISE.hints].index), seen
+
+
+def test_the_kernel_of_10_moves_its_bytes_faster_than_torch(monkeypatch):
+    failing, seen = probed(course.solution("10"), monkeypatch)
+    assert failing == []
+    assert len(seen.timed["kernels"]) == seen.timed["calls"]
+    assert max(seen.timed["kernel"]) < 0.5 * min(seen.timed["torch"])
+    assert seen.stream is False
+
+
+@pytest.mark.parametrize("name", ["on-a-stream-of-its-own", "tuned-for-each-size", "no-mask"])
+def test_a_mistake_in_the_kernel_is_seen_on_a_gpu(name, tmp_path, monkeypatch):
+    answer = next(each for each in wrong.every("10_kernels") if each.name == name)
+    failing, _ = probed(wrong.put(answer, tmp_path), monkeypatch)
+    assert failing[0] == (answer.on_gpu or answer.expect)
