@@ -276,6 +276,42 @@ def test_the_timed_calls_are_judged(changed, hints):
     assert failing(a_run(records.Normalized(timed=TIMED | changed))) == hints
 
 
+def test_the_outputs_of_the_timed_calls_are_looked_at(solved, monkeypatch):
+    monkeypatch.setattr(normalizing, "LARGE", (4, 3, 8, 8))
+    found = normalizing._rounds(solved.normalize, torch.device("cpu"))
+    assert found["worst"] <= 1
+    assert found["bytes"] == 4 * 3 * 8 * 8 * 3
+    assert [len(found[way]) for way in ("kernel", "torch", "copy")] == [normalizing.ROUNDS] * 3
+    late = iter([False] * normalizing.ROUNDS * normalizing.CALLS)
+
+    def wrong_in_the_last_round(images, dtype):
+        return solved.normalize(images, dtype) + next(late, True)
+
+    assert normalizing._rounds(wrong_in_the_last_round, torch.device("cpu"))["worst"] > 100
+
+
+def test_an_output_of_former_images_is_recognized(solved, monkeypatch):
+    monkeypatch.setattr(normalizing, "BUSY", (4, 1))
+    device, former = torch.device("cpu"), []
+
+    def too_early(images, dtype):
+        return solved.normalize(former[0], dtype)
+
+    usual = normalizing._images
+
+    def images(*args):
+        former.append(usual(*args).clone())
+        return former[-1].clone()
+
+    monkeypatch.setattr(normalizing, "_images", images)
+    assert normalizing._on_its_stream(solved.normalize, device) is False
+    former.clear()
+    assert normalizing._on_its_stream(too_early, device) is True
+    former.clear()
+    assert normalizing._again(too_early, device) is True
+    assert normalizing._again(solved.normalize, device) is False
+
+
 def test_a_stream_that_does_not_wait_is_named():
     assert failing(a_run(records.Normalized(stream=True))) == ["stream"]
     assert failing(a_run(records.Normalized(stream=False))) == []
