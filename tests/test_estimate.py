@@ -46,6 +46,15 @@ def plan(**more):
     return estimate.Plan(**found | {"checkpointing": "off", "precision": "fp32"} | more)
 
 
+def test_a_kernel_of_ones_own_is_left_out():
+    """Tensors without memory have no address that it could be given."""
+    solution = imports.trainer(REPOSITORY / "solutions/dlojz_10_kernels.py")
+    asked = plan(model="resnet18", flags=("--normalize", "triton"))
+    assert estimate.parsed(solution, asked).normalize == "torch"
+    usual = estimate.measured(solution, plan(model="resnet18"))
+    assert estimate.measured(solution, asked) == usual
+
+
 # The models --------------------------------------------------------------------------------------
 
 
