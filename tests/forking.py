@@ -44,6 +44,9 @@ def serve(path: str):
     listening.bind(path)
     listening.listen(64)  # who asks before all is imported waits
     gc.disable()  # what is imported stays
+    if not os.path.exists("/dev/nvidiactl"):
+        # What follows imports Triton, too, whose own functions are interpreted from then on.
+        os.environ["TRITON_INTERPRET"] = "1"
     forks.prepare()
     import torch._inductor.compile_fx  # noqa: F401  the first compilation would, for 0.7 s
     from torchvision.models.resnet import ResNet
