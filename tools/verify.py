@@ -48,7 +48,7 @@ SMALL = {
         *(8, 16, "--precision fp32 --optimizer lamb --warm-up 0.1 --schedule cosine"),
     ),
     "09_compile": (8, 16, "--precision fp32 --compile {mode}"),
-    "10_kernels": (8, 16, "--precision {half} --normalize triton"),
+    "10_kernels": (8, 16, "--precision {half} --normalize triton --compile off"),
     "11_fsdp": (8, 16, "--precision bf16 --sharding fsdp --checkpointing blocks"),
 }
 LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
@@ -63,7 +63,8 @@ LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
     "08_large_batch": "--model resnet50 -b 256 --test-nsteps 12 --precision bf16 --optimizer lamb "
     "--warm-up 0.1 --schedule cosine",
     "09_compile": "--model resnet50 -b 256 --test-nsteps 30 --precision bf16",
-    "10_kernels": "--model resnet50 -b 256 --test-nsteps 30 --precision bf16 --normalize triton",
+    "10_kernels": "--model resnet50 -b 256 --test-nsteps 30 --precision bf16 --normalize triton "
+    "--compile off",
     "11_fsdp": "--model vit_l_16 -b 32 --test-nsteps 24 --precision bf16 --optimizer adamw "
     "--lr 0.001 --sharding fsdp --checkpointing blocks",
 }
