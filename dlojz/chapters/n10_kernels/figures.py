@@ -21,7 +21,7 @@ KINDS = dict(zip(("elementwise", "reduction", "matrix product"), SERIES, strict=
 SOFTMAXES = dict(
     zip(("PyTorch", "compiled", "Triton", "online", "torch.softmax"), SERIES, strict=False)
 )
-WAYS = dict(zip(("PyTorch", "compiled", "Triton", "loop", "compiled, + *"), SERIES, strict=False))
+WAYS = {"loop": SERIES[3], "PyTorch": SERIES[0], "compiled": SERIES[1], "Triton": SERIES[2]}
 PATH = ("PyTorch", "compiled", "Triton", "online")  # of the arrows on the roofline
 
 intensities_of = partial(drawing.of_experiment, field="kind", experiment="experiments/intensity.py")
@@ -335,11 +335,10 @@ def _gained(run) -> str:
     cases = _timed(run)
     most = max(case["batch"] for case in cases)
     speeds = {case["way"]: _speed(case) for case in cases if case["batch"] == most}
-    names = {"loop": "a loop", "Triton": "your kernel"}
     told = [
-        f"{names.get(way, way)} x {speed / speeds['PyTorch']:.2g}"
-        for way, speed in speeds.items()
-        if way != "PyTorch"
+        f"{name} x {speeds[way] / speeds['PyTorch']:.2g}"
+        for way, name in (("loop", "a loop"), ("compiled", "compiled"), ("Triton", "your kernel"))
+        if way in speeds
     ]
     return f"{most} images, relative to two operations of PyTorch: {', '.join(told)}"
 

@@ -1,4 +1,4 @@
-"""The trainer's normalization: a loop, PyTorch, compiled as it is or with `+ *`, and your kernel.
+"""The trainer's normalization in four ways: a loop, PyTorch, compiled, and your kernel.
 
 Submitted by a notebook:
 
@@ -49,11 +49,6 @@ def line(images, shift, scale):
     return torch.addcmul(shift, images, scale).to(DTYPE)
 
 
-def written_out(images, shift, scale):
-    """Return the same as line by two operators: on CUDA the compiler leaves addcmul of bytes."""
-    return (shift + images * scale).to(DTYPE)
-
-
 def of_file(path):
     """Return the function of a file with a kernel, for the type of this experiment."""
     kernels = imports.from_file(course.course_root() / path, "kernels_of_a_figure")
@@ -96,12 +91,6 @@ def least(images) -> int:
     return images.numel() * (1 + DTYPE.itemsize)
 
 
-def compiled(function, given):
-    """Return a function of images, compiled for each size anew; shift and scale are given."""
-    graph = torch.compile(function, dynamic=False)
-    return lambda images: graph(images, *given)
-
-
 def ways(images, own):
     """Yield the ways that are timed: name, function, number of kernels.
 
@@ -110,14 +99,17 @@ def ways(images, own):
     for way, call in (("loop", loop), ("PyTorch", eager)):
         yield way, call, launched(call, images)
     torch.compiler.reset()
-    for way, function in (("compiled", line), ("compiled, + *", written_out)):
-        call = compiled(function, data.line(images.device))
-        try:
-            call(images)
-        except RuntimeError as error:
-            print(f"{way}: left out: {imports.first_line(error)}")
-        else:
-            yield way, call, launched(call, images) if images.is_cuda else 1
+    compiled, given = torch.compile(line, dynamic=False), data.line(images.device)
+
+    def call(images):
+        return compiled(images, *given)
+
+    try:
+        call(images)
+    except RuntimeError as error:
+        print(f"compiled: left out: {imports.first_line(error)}")
+    else:
+        yield "compiled", call, launched(call, images) if images.is_cuda else 1
     if images.is_cuda:
         yield "Triton", own, launched(own, images)
 
