@@ -7,7 +7,7 @@ import math
 import re
 from statistics import median
 
-from dlojz.check.bars import CPU, HOPPER, LARGE, Bar
+from dlojz.check.bars import Bar
 from dlojz.check.common import flag, like, no_brake, words
 from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Finding, Runs, State
 
@@ -234,13 +234,7 @@ EXERCISE = Exercise(
     own_flags={"--normalize": 1},
     epochs="--precision fp32 --compile off",  # a compiled model has updates of its own
     mechanism=mechanism,
-    bars=(
-        Bar(
-            *(HOPPER, 1.0, "the kernel is a few thousandths of a step"),
-            **{**LARGE, "precision": "16", "not_slower": True},
-        ),
-        Bar(CPU, None, "the interpreter shows what a kernel does, and is slow"),
-    ),
+    bars=(Bar("", None, "the kernel is a few thousandths of a step, and is timed alone"),),
     hint_of={"pixels": "values"},
     first_hints=("asked", *WORK_FIRST),
     causes=((r"wrote \d+ values outside", "mask"),),

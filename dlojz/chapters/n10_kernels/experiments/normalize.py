@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from dlojz import course, idr_torch
 from dlojz.chapters import session
-from dlojz.chapters.n10_kernels import timing
+from dlojz.chapters.n10_kernels import counting, timing
 from dlojz.training import data, flags, imports
-from dlojz.watch import interpreted, profile
+from dlojz.watch import interpreted
 
 ON_GPU = {"image_size": 224, "batches": [1, 4, 16, 64, 256, 1024]}
 ON_CPU = {"image_size": 64, "batches": [1, 8, 64]}
@@ -77,15 +77,6 @@ def off(out, images) -> float:
     return ((out.cpu().double() - expected).abs() / unit).max().item()
 
 
-def launched(call, images) -> int:
-    """Return the number of kernels of a call; on a processor, of operations that compute."""
-    with session.Operations() as operations:
-        call(images)
-    if not images.is_cuda:
-        return operations.count
-    return profile.counts(profile.profiled(lambda: call(images)))["kernels"]
-
-
 def least(images) -> int:
     """Return the bytes of one pass: a byte in, and a number of 16 bits out."""
     return images.numel() * (1 + DTYPE.itemsize)
@@ -97,7 +88,7 @@ def ways(images, own):
     own: the kernel's function, on a GPU.
     """
     for way, call in (("loop", loop), ("PyTorch", eager)):
-        yield way, call, launched(call, images)
+        yield way, call, counting.eager(call, images)["kernels"]
     torch.compiler.reset()
     compiled, given = torch.compile(line, dynamic=False), data.line(images.device)
 
@@ -105,13 +96,13 @@ def ways(images, own):
         return compiled(images, *given)
 
     try:
-        call(images)
+        kernels = counting.compiled(call, images)
     except RuntimeError as error:
         print(f"compiled: left out: {imports.first_line(error)}")
     else:
-        yield "compiled", call, launched(call, images) if images.is_cuda else 1
+        yield "compiled", call, kernels
     if images.is_cuda:
-        yield "Triton", own, launched(own, images)
+        yield "Triton", own, counting.launched(own, images)
 
 
 def in_interpreter(own, side) -> dict:

@@ -8,7 +8,6 @@ times are left out.
 """
 
 import argparse
-import re
 from dataclasses import asdict
 
 import torch
@@ -16,10 +15,10 @@ from tqdm import tqdm
 
 from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.chapters.n10_kernels import in_pytorch, timing
+from dlojz.chapters.n10_kernels import counting, in_pytorch, timing
 from dlojz.course import UserError
 from dlojz.training import flags, imports
-from dlojz.watch import interpreted, profile
+from dlojz.watch import interpreted
 
 ON_GPU = {"elements": 2**26, "columns": [2**n for n in range(7, 19)]}
 ON_CPU = {"elements": 2**22, "columns": [256, 4096, 65536]}
@@ -27,7 +26,6 @@ INTERPRETED = 2**16  # elements, for the interpreter
 CHECKED = 64  # rows whose errors are computed
 FLOPS = 5  # of an element: a comparison, a difference, a power, a sum, a quotient
 SCALES = (1, 100)  # of the inputs that are checked; exp(89) is infinite in float32
-KERNEL = re.compile(r"^\w+ = async_compile\.(?:cpp\w*|triton)\(", re.M)  # in generated code
 
 
 def kernels_of_triton():
@@ -40,20 +38,6 @@ def kernels_of_triton():
     return in_triton
 
 
-def launched(call, x) -> int:
-    """Return the number of the GPU's kernels in one call."""
-    call(x)
-    return profile.counts(profile.profiled(lambda: call(x)))["kernels"]
-
-
-def eager(call, x) -> dict:
-    """Return the kernels of a function in PyTorch, and the bytes that they move at least."""
-    with session.Operations() as operations:
-        call(x)
-    kernels = launched(call, x) if x.is_cuda else operations.count
-    return {"kernels": kernels, "moved": operations.moved}
-
-
 def least(x) -> int:
     """Return the bytes of one pass: each number is read once, and each result written."""
     return 2 * session.size(x)
@@ -61,20 +45,16 @@ def least(x) -> int:
 
 def of_pytorch(x):
     """Yield the ways that need no Triton, for rows as x has them: name, function, fields."""
-    from torch._inductor.utils import run_and_get_code  # imports Triton, which must know its kind
-
-    yield "PyTorch", in_pytorch.naive, eager(in_pytorch.naive, x)
+    yield "PyTorch", in_pytorch.naive, counting.eager(in_pytorch.naive, x)
     torch.compiler.reset()
     call = torch.compile(in_pytorch.naive, dynamic=False)
     try:
-        _, sources = run_and_get_code(call, x)
+        kernels = counting.compiled(call, x)
     except RuntimeError as error:
         print(f"compiled: left out: {imports.first_line(error)}")
     else:
-        kernels = sum(len(KERNEL.findall(source)) for source in sources)
-        kernels = launched(call, x) if x.is_cuda else kernels
         yield "compiled", call, {"kernels": kernels, "moved": least(x)}
-    yield "torch.softmax", in_pytorch.of_torch, eager(in_pytorch.of_torch, x)
+    yield "torch.softmax", in_pytorch.of_torch, counting.eager(in_pytorch.of_torch, x)
 
 
 def of_triton(triton, x):
