@@ -15,6 +15,7 @@ from programs import REPOSITORY, experiment_file, load, run_main
 from dlojz.chapters import n10_kernels as n10
 from dlojz.chapters import session
 from dlojz.chapters.n10_kernels import in_pytorch, timing
+from dlojz.course import UserError
 from dlojz.runs import log
 
 CPU = torch.device("cpu")
@@ -204,6 +205,48 @@ def test_a_kernel_is_checked_and_counted_in_the_interpreter(tmp_path):
     kernels = {way: cases[f"{way}, 2 images"]["kernels"] for way in ("PyTorch", "compiled", "loop")}
     assert (kernels["PyTorch"], kernels["compiled"]) == (2, 1)
     assert kernels["loop"] >= 12, "an operation and a copy, for each channel of each image"
+
+
+# Counters ----------------------------------------------------------------------------------------
+
+RANGE = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+OF_NCU = "\n".join(
+    (
+        "==PROF== Connected",
+        f'"ID","{RANGE}","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"',
+        '"","","","byte","byte"',
+        '"0","1 ""<default domain>:PyTorch:none:none"" ","reduce","1,000","0"',
+        '"1","1 ""<default domain>:PyTorch:none:none"" ","exp","1,000","900"',
+        '"2","1 ""<default domain>:online:none:none"" ","_online","2,000","900"',
+    )
+)
+
+
+def counts_of(said, monkeypatch, tmp_path, status=0):
+    """The counters of a program `ncu` that prints this."""
+    ncu = tmp_path / "ncu"
+    ncu.write_text(f"#!/bin/sh\ncat <<'E'\n{said}\nE\nexit {status}\n")
+    ncu.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return load("counters").counted(4096)
+
+
+def test_counters_of_several_kernels_are_added(monkeypatch, tmp_path):
+    assert counts_of(OF_NCU, monkeypatch, tmp_path) == {
+        "PyTorch": {"read": 2000, "written": 900, "kernels": 2},
+        "online": {"read": 2000, "written": 900, "kernels": 1},
+    }
+
+
+def test_without_counters_the_reason_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="no ncu on this machine: install NVIDIA Nsight Compute"):
+        load("counters").counted(4096)
+    refused = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"
+    monkeypatch.setenv("PATH", "/bin")
+    for status in (0, 1):
+        with pytest.raises(UserError, match="ncu counted nothing: ==ERROR== ERR_NVGPUCTRPERM"):
+            counts_of(refused, monkeypatch, tmp_path, status)
 
 
 # Inline ------------------------------------------------------------------------------------------

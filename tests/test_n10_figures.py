@@ -189,3 +189,14 @@ def test_the_source_of_a_function_is_shown_with_its_decorator():
     assert "__global__" in n10.source("IN_CUDA")
     with pytest.raises(UserError, match="no function 'nothing' in this chapter"):
         n10.source("nothing")
+
+
+def test_bytes_that_a_gpu_counted_are_drawn_as_passes_over_all_numbers(tmp_path):
+    passes = {"PyTorch": (5, 2.9), "Triton": (5.2, 4.6), "online": (2, 0.9)}
+    cases = {
+        way: {"way": way, "columns": 4096, "once": 100, "read": 100 * read, "written": 100 * write}
+        for way, (read, write) in passes.items()
+    }
+    (ax,) = n10.plot_counters(with_cases(tmp_path / "a.jsonl", cases))
+    assert "kernel moves 4.9 times the bytes that must move, the online one 1.4" in title(ax)
+    assert [bar.get_width() for bar in ax.patches] == pytest.approx([5, 2.9, 5.2, 4.6, 2, 0.9])

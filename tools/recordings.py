@@ -340,6 +340,7 @@ RECORDINGS = {
     "10": {  # their sizes suit the device: a GPU's or a processor's
         "10-intensity": at("intensity.py"),
         "10-softmax": at("softmax.py"),
+        "10-counters": at("counters.py"),  # with ncu installed
         "10-normalize": at("normalize.py"),
         "10-shapes": at("shapes.py"),
         "10-inline": at("inline.py"),  # with nvcc installed

@@ -26,6 +26,7 @@ PATH = ("PyTorch", "compiled", "Triton", "online")  # of the arrows on the roofl
 
 intensities_of = partial(drawing.of_experiment, field="kind", experiment="experiments/intensity.py")
 softmaxes_of = partial(drawing.of_experiment, field="columns", experiment="experiments/softmax.py")
+counters_of = partial(drawing.of_experiment, field="once", experiment="experiments/counters.py")
 normalizations_of = partial(
     drawing.of_experiment, field="units_off", experiment="experiments/normalize.py"
 )
@@ -263,6 +264,36 @@ def plot_path(run, columns: int | None = None, ax=None):
         title += f"{timed['PyTorch']['moved'] / rows['least']:.1f} times fewer bytes"
         drawing.entitle(ax, title, _setting(run))
     return ax
+
+
+def plot_counters(run, axes=None):
+    """Draw how many times each softmax read and wrote all rows, as the GPU counted.
+
+    run: of experiments/counters.py.
+    """
+    cases = counters_of(run).cases.values()
+    lengths = list(dict.fromkeys(case["columns"] for case in cases))
+    colours = {"read": SERIES[0], "written": SERIES[1]}
+    how = {"shape": (1, len(lengths)), "sharey": True, "sharex": True}
+    with drawing.axes(axes, (9, 3.6), "x", **how) as axes:
+        for ax, columns in zip(axes, lengths, strict=True):
+            mine = [case for case in cases if case["columns"] == columns]
+            for row, case in enumerate(mine):
+                times = {what: case[what] / case["once"] for what in colours}
+                drawing.stack(ax, row, times, colours)
+            drawing.write_widths(ax, "{:.1f}", 0.4, color="white", fontsize=8)
+            ax.axvline(2, color=PALETTE["limit"], ls="--", lw=1.2)
+            ax.set(xlabel=f"times all numbers, in rows of {columns:,}")
+        drawing.rows(axes[0], [case["way"] for case in mine])
+        limit = {"each once": axes[0].lines[0]}
+        drawing.legend(axes[0], 3, named=drawing.swatches(colours) | limit)
+        most = {case["way"]: (case["read"] + case["written"]) / case["once"] / 2 for case in mine}
+        title = (
+            f"In rows of {columns:,} Triton's kernel moves {most['Triton']:.1f} times the bytes "
+        )
+        title += f"that must move, the online one {most['online']:.1f} times"
+        drawing.entitle(axes[0], title, f"float32, counted by the GPU, {drawing.where(run)}")
+    return axes
 
 
 def occupancy(run, card_run) -> Table:
