@@ -229,6 +229,7 @@ def test_a_trainer_without_the_file_is_not_seen(tmp_path, monkeypatch):
     seen = looked_at(tmp_path / "dlojz.py", monkeypatch)
     assert not seen
     assert failing(a_run(seen, launches=0)) == ["not-called"]
+    assert failing(a_run(seen, launches=2)) == ["twice"]
 
 
 @pytest.mark.parametrize(
