@@ -242,6 +242,7 @@ def main():
     if args.again:
         print(session.seconds(lambda: build(*args.again), torch.device("cpu")))
         return
+    os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)  # where pip puts ninja
     with session.begin(args) as (run, device):
         torch.manual_seed(0)
         measured(run, device, args.rounds)
