@@ -8,6 +8,7 @@ from logs import experiment, measure, with_cases, write_log
 
 mpl.use("Agg")
 
+from dlojz import runs
 from dlojz.chapters import n10_kernels as n10
 from dlojz.chapters.n10_kernels import figures
 from dlojz.course import UserError
@@ -15,6 +16,10 @@ from dlojz.course import UserError
 
 def title(ax):
     return np.ravel(ax)[0].figure.get_suptitle()
+
+
+def arrows(ax):
+    return [text for text in ax.texts if text.arrow_patch]
 
 
 def labels(ax):
@@ -69,11 +74,21 @@ def test_a_result_that_is_no_number_is_told(tmp_path):
 
 
 def test_the_path_on_the_roofline_has_an_arrow_to_each_next_way(tmp_path):
-    ax = n10.plot_path(kernel_logs.softmax(tmp_path / "softmax.jsonl"))
-    assert len([text for text in ax.texts if text.arrow_patch]) == 3
-    assert title(ax).endswith("need 4.0 times fewer bytes")
-    alone = n10.plot_path(kernel_logs.softmax(tmp_path / "cpu.jsonl", on_gpu=False))
-    assert len([text for text in alone.texts if text.arrow_patch]) == 1
+    (ax,) = n10.plot_path(kernel_logs.softmax(tmp_path / "softmax.jsonl"))
+    assert len(arrows(ax)) == 3
+    assert "need 4.0 times fewer bytes" in title(ax)
+    assert {"PyTorch: 80%", "Triton: 90%"} < {text.get_text() for text in ax.texts}
+    (alone,) = n10.plot_path(kernel_logs.softmax(tmp_path / "cpu.jsonl", on_gpu=False))
+    assert len(arrows(alone)) == 1
+
+
+def test_the_path_of_the_longest_rows_is_beside_that_of_the_middle_ones():
+    axes = n10.plot_path(runs.recorded("h100/10-softmax"))
+    assert [ax.get_title("left") for ax in axes] == [
+        "16,384 rows of 4,096 numbers",
+        "256 rows of 262,144 numbers",
+    ]
+    assert [len(arrows(ax)) for ax in axes] == [3, 3]
 
 
 def test_what_a_kernel_asks_of_memory_is_told_for_each_number(tmp_path):

@@ -23,6 +23,8 @@ SOFTMAXES = dict(
 )
 WAYS = {"loop": SERIES[3], "PyTorch": SERIES[0], "compiled": SERIES[1], "Triton": SERIES[2]}
 PATH = ("PyTorch", "compiled", "Triton", "online")  # of the arrows on the roofline
+ROOF, TICKS = (0.1, 2.5), (0.1, 0.2, 0.5, 1, 2)  # operations per byte of a softmax in float32
+NAME = {"textcoords": "offset points", "fontsize": 8, "va": "center"}  # of a point, on its right
 
 intensities_of = partial(drawing.of_experiment, field="kind", experiment="experiments/intensity.py")
 softmaxes_of = partial(drawing.of_experiment, field="columns", experiment="experiments/softmax.py")
@@ -69,7 +71,8 @@ def _roof(ax, low, high, memory, product=None):
     ax.plot(x, attainable(x, memory, product), color="black", label="what is possible")
     ax.set(xscale="log", yscale="log", ylabel="GFLOP/s")
     ax.set_xlabel("arithmetic intensity (operations per byte moved)")
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_formatter(NullFormatter())
 
 
 def intensities(run) -> Table:
@@ -101,24 +104,16 @@ def plot_intensity(run, ax=None):
     bend = 1000 * product / memory
     with drawing.axes(ax, (9, 4.8), "both") as ax:
         at = [case["flops"] / case["bytes"] for case in cases]
-        _roof(ax, min(at) / 4, 4 * max(at), memory, product)
-        for number, (case, x) in enumerate(zip(cases, at, strict=True)):
+        _roof(ax, min(at) / 4, 20 * max(at), memory, product)
+        for case, x in zip(cases, at, strict=True):
             low, middle, high = _rate(case, "flops")
             look = {"color": KINDS[case["kind"]], "label": case["kind"], "capsize": 2}
             ax.errorbar(x, middle, [[middle - low], [high - middle]], fmt="o", **look)
-            near = middle > 0.6 * attainable(x, memory)
-            _name(ax, case["operation"], (x, middle), near if x < bend else number % 2 == 1)
+            ax.annotate(case["operation"], (x, middle), (7, -7), **NAME)
         ax.axvline(bend, color=PALETTE["limit"], ls="--", lw=1)
         drawing.legend(ax, 4)
         drawing.entitle(ax, _limited(cases, bend), _setting(run))
     return ax
-
-
-def _name(ax, text, place, left):
-    """Write the name of a point: on its left, above the roof's slope, or else on its right."""
-    look = {"ha": "right", "va": "bottom"} if left else {"ha": "left", "va": "top"}
-    offset = (-6, 2) if left else (5, -3)
-    ax.annotate(text, place, offset, textcoords="offset points", fontsize=8, **look)
 
 
 def _limited(cases, bend) -> str:
@@ -151,10 +146,15 @@ def _lengths(run) -> list[int]:
     return list(dict.fromkeys(case["columns"] for case in softmaxes_of(run).cases.values()))
 
 
-def _softmaxes(run, columns=None) -> dict[str, dict]:
-    """Return the cases of one number of columns, by way; by default 4,096, or the middle one."""
+def _middle(run) -> int:
+    """Return 4,096, or else the middle one of a run's numbers of columns."""
     known = _lengths(run)
-    columns = columns or (4096 if 4096 in known else known[len(known) // 2])
+    return 4096 if 4096 in known else known[len(known) // 2]
+
+
+def _softmaxes(run, columns=None) -> dict[str, dict]:
+    """Return the cases of one number of columns, by way; by default of the middle one."""
+    known, columns = _lengths(run), columns or _middle(run)
     if columns not in known:
         raise UserError(f"no rows of {columns} in this run: expected one of {known}")
     cases = softmaxes_of(run).cases.values()
@@ -243,27 +243,49 @@ def _fastest(run, memory) -> str:
     )
 
 
-def plot_path(run, columns: int | None = None, ax=None):
-    """Draw the softmaxes of one length on the roofline, with an arrow from each to the next.
+def plot_path(run, axes=None):
+    """Draw the softmaxes on the roofline, with an arrow from each way to the next.
 
-    A kernel that keeps a row moves it once, so its operations per byte are more.
+    On the left for rows of a middle length, on the right for the longest.
     """
-    cases, memory = _softmaxes(run, columns), _measured(run)["memory"]
-    timed = {way: case for way, case in cases.items() if "ms" in case}
-    at = {way: (c["flops"] / c["moved"], _rate(c, "flops")[1]) for way, c in timed.items()}
-    with drawing.axes(ax, (8, 4.4), "both") as ax:
-        _roof(ax, min(x for x, _ in at.values()) / 1.5, 2 * max(x for x, _ in at.values()), memory)
-        for way, place in at.items():
-            ax.plot(*place, "o", color=SOFTMAXES[way], ms=8, label=way)
-        path = [at[way] for way in PATH if way in at]
-        for begin, end in pairwise(path):
-            ax.annotate("", end, begin, arrowprops={"arrowstyle": "->", "color": PALETTE["limit"]})
-        drawing.legend(ax, 6)
-        rows = next(iter(timed.values()))
-        title = f"{rows['rows']:,} rows of {rows['columns']:,}: fused, the same operations need "
-        title += f"{timed['PyTorch']['moved'] / rows['least']:.1f} times fewer bytes"
-        drawing.entitle(ax, title, _setting(run))
-    return ax
+    memory = _measured(run)["memory"]
+    lengths = sorted({_middle(run), max(_lengths(run))})
+    size = (1.5 + 4.5 * len(lengths), 4.2)
+    with drawing.axes(axes, size, "both", (1, len(lengths)), sharey=True, sharex=True) as axes:
+        for ax, columns in zip(axes, lengths, strict=True):
+            _roof(ax, *ROOF, memory)
+            timed = {way: c for way, c in _softmaxes(run, columns).items() if "ms" in c}
+            _follow(ax, {way: _place(case) for way, case in timed.items()}, memory)
+            drawing.caption(ax, f"{timed['PyTorch']['rows']:,} rows of {columns:,} numbers")
+        axes[-1].set_ylabel("")
+        lowest = min(y for ax in axes for line in ax.lines[1:] for y in line.get_ydata())
+        axes[0].set(xlim=ROOF, ylim=(0.6 * lowest, None), xticks=TICKS, xticklabels=TICKS)
+        case = _softmaxes(run)["PyTorch"]
+        saved = f"{case['moved'] / case['least']:.1f} times fewer bytes"
+        title = f"Fused, the same operations need {saved}: long rows gain less by it"
+        drawing.entitle(axes[0], title, f"float32, {drawing.where(run)}")
+    return axes
+
+
+def _place(case) -> tuple[float, float]:
+    """Return a softmax's operations per byte that its kernels must move, and its GFLOP/s."""
+    return case["flops"] / case["moved"], _rate(case, "flops")[1]
+
+
+def _follow(ax, at, memory):
+    """Draw these points under a roof, each with its name, and an arrow from one to the next."""
+    below = np.inf
+    for way, (x, y) in sorted(at.items(), key=lambda item: -item[1][1]):
+        ax.plot(x, y, "o", color=SOFTMAXES[way], ms=8, alpha=0.8)
+        below = min(y, below / 1.22)  # no name on the one before
+        text = f"{way}: {y / attainable(x, memory):.0%}"
+        look = NAME | {"color": SOFTMAXES[way], "fontsize": 9}
+        ax.annotate(text, (x, below), (22, 0), **look)
+    path = [at[way] for way in PATH if way in at]
+    for begin, end in pairwise(path):
+        bend = 0.4 if begin[0] == end[0] else 0  # two arrows on a line would hide each other
+        arrow = {"arrowstyle": "->", "connectionstyle": f"arc3,rad={bend}", "shrinkB": 4}
+        ax.annotate("", end, begin, arrowprops=arrow | {"color": PALETTE["limit"]})
 
 
 def plot_counters(run, axes=None):
@@ -468,7 +490,7 @@ def plot_shapes(run, axes=None):
         left.set(xlabel="channels", ylabel="ms of a layer")
         drawing.legend(left, 2)
         spans = np.transpose([_span(case) for case in chains.values()])
-        names = [f"{case['layers']} of {channels}" for channels, case in chains.items()]
+        names = [f"{case['layers']} of {channels:,}" for channels, case in chains.items()]
         ends = [spans[1] - spans[0], spans[2] - spans[1]]
         right.bar(names, spans[1], 0.6, yerr=ends, capsize=3, color=SERIES[0])
         right.set(xlabel="layers of channels, as many operations in all", ylabel="ms")
