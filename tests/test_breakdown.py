@@ -144,6 +144,18 @@ def test_a_processor_has_operations_and_no_kernels(tmp_path):
     assert found.verdict == "processor bound"
 
 
+def test_kernels_are_counted_by_name(tmp_path):
+    made = trace.read(steps((CONV, 0, 5), (RELU, 5, 6), (RELU, 7, 9)).write(tmp_path / "t.json"))
+    assert breakdown.named(made) == {CONV: (1, pytest.approx(5)), RELU: (2, pytest.approx(3))}
+
+
+def test_an_operation_has_the_time_that_those_inside_of_it_leave(tmp_path):
+    made = processor(("conv2d", 0, 6), ("copy_", 1, 2), ("copy_", 3, 5), ("batch_norm", 7, 10))
+    found = breakdown.named(trace.read(made.write(tmp_path / "trace.json")))
+    own = {name.removeprefix("aten::"): spent for name, spent in found.items()}
+    assert own == {"conv2d": (1, 3), "batch_norm": (1, 3), "copy_": (2, 3)}
+
+
 def test_on_a_processor_gloo_is_communication_and_not_python(tmp_path):
     made = processor(("conv2d", 0, 6), host=[("gloo:all_reduce", 5, 9)])
     made.events[-1]["tid"] = 7  # a thread of its own

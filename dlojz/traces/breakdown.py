@@ -157,6 +157,19 @@ def in_steps(trace: Trace) -> list[Event]:
     return _asked_in_the_steps(trace)[0] if trace.on_gpu else []
 
 
+def named(trace: Trace) -> dict[str, tuple[float, float]]:
+    """Return the kernels of a step by name, or a processor's operations: number, own milliseconds.
+
+    Of what is named several times, all times are added.
+    """
+    work = [(e, e.ms) for e in in_steps(trace)] if trace.on_gpu else own_times(_computing(trace))
+    count, spent, steps = Counter(), Counter(), len(trace.steps)
+    for e, ms in work:
+        count[e.name] += 1
+        spent[e.name] += ms
+    return {name: (count[name] / steps, ms / steps) for name, ms in spent.most_common()}
+
+
 def _asked_in_the_steps(trace):
     """Return the work launched since the first step began, and the time the device was free for it.
 
@@ -237,13 +250,13 @@ def _of_processor(trace):
     """Return the reading of a process without a GPU, from each operation's own time."""
     whole, steps = [(trace.steps[0].begin, trace.steps[-1].end)], len(trace.steps)
     loading, collecting = host.loading(trace), spans.of(host.collections(trace))
-    ops = [e for e in trace.ops if common([(e.begin, e.end)], whole) > 0]
-    # Operations that load images in this thread are not part of the training.
-    ops = [e for e in ops if not any(begin <= e.begin < end for begin, end in loading)]
+    ops = _computing(trace)
     computing = spans.of(ops)
     talking = spans.of(e for e in trace.ranges if host.GLOO.match(e.name))
     exposed = common(whole, without(talking, union([*computing, *loading])))
-    own = _own_times(ops)
+    own = Counter()
+    for e, ms in own_times(ops):
+        own[kind(e.name)] += ms
     own[COMMUNICATION] = exposed
     away = spans.of(host.absences(trace))
     named = union([*loading, *collecting, *computing, *talking, *away])
@@ -268,15 +281,24 @@ def _of_processor(trace):
     )
 
 
-def _own_times(ops):
-    """Return the time of each kind of operation, without that of the operations inside of it."""
-    own, stacks = Counter(), defaultdict(list)
+def _computing(trace):
+    """Return the operations in the steps of a processor's trace, without those that load images."""
+    whole, loading = [(trace.steps[0].begin, trace.steps[-1].end)], host.loading(trace)
+    ops = [e for e in trace.ops if common([(e.begin, e.end)], whole) > 0]
+    # Operations that load images in this thread are not part of the training.
+    return [e for e in ops if not any(begin <= e.begin < end for begin, end in loading)]
+
+
+def own_times(ops) -> list[tuple[Event, float]]:
+    """Return each operation with its time, without that of the operations inside of it."""
+    own, stacks = [], defaultdict(list)
     for e in ops:
         stack = stacks[e.where]
-        while stack and stack[-1].end <= e.begin:
+        while stack and own[stack[-1]][0].end <= e.begin:
             stack.pop()
-        own[kind(e.name)] += e.ms
         if stack:
-            own[kind(stack[-1].name)] -= e.ms
-        stack.append(e)
+            around, ms = own[stack[-1]]
+            own[stack[-1]] = around, ms - e.ms
+        stack.append(len(own))
+        own.append((e, e.ms))
     return own
