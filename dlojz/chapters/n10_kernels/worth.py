@@ -1,4 +1,4 @@
-"""What a kernel of one's own could gain at most, by the trace of a training."""
+"""The most that a kernel of one's own could gain, by the trace of a training."""
 
 import re
 from collections import Counter
@@ -45,6 +45,6 @@ def _gain(name, kind, times, ms, step):
 
 
 def short(name: str) -> str:
-    """Return what a kernel or an operation computes, from the name that C++ gave it."""
+    """Return the short name of a kernel or an operation, from the one that C++ gave it."""
     words = (word for word in re.findall(r"\w+", name) if not AROUND.fullmatch(word))
     return next(words, name) if IN_CPP.match(name) else name[:LONGEST]
