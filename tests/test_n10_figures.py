@@ -135,7 +135,7 @@ def test_a_kernel_gains_more_than_its_step(tmp_path):
 
 def test_normalizations_are_drawn_by_batch(tmp_path):
     ax = n10.plot_normalize(kernel_logs.normalize(tmp_path / "normalize.jsonl"))
-    assert "256 images, relative to two operations of PyTorch: a loop x 0.1" in title(ax)
+    assert "256 images, relative to two operations of PyTorch:\na loop x 0.1" in title(ax)
     assert "your kernel x 3." in title(ax)
     assert len([line for line in ax.lines if line.get_linestyle() == ":"]) == 4
     alone = n10.plot_normalize(kernel_logs.normalize(tmp_path / "cpu.jsonl", on_gpu=False))

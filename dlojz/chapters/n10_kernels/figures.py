@@ -393,7 +393,7 @@ def _gained(run) -> str:
         for way, name in (("loop", "a loop"), ("compiled", "compiled"), ("Triton", "your kernel"))
         if way in speeds
     ]
-    return f"{most} images, relative to two operations of PyTorch: {', '.join(told)}"
+    return f"{most:,} images, relative to two operations of PyTorch:\n{'; '.join(told)}"
 
 
 def normalizations(run) -> Table:
