@@ -189,3 +189,19 @@ def test_the_online_kernel_is_close_to_a_roof_of_three_passes():
     assert answer.startswith(f"{online:,.0f} GB/s count two passes")
     assert f"{round(1.5 * online, -2):,.0f} GB/s: {share} of a copy's" in answer.replace("\n", " ")
     assert speeds(4096)["online"] == pytest.approx(speeds(4096)["Triton"], rel=0.02)
+
+
+@claims("10_kernels")
+def test_the_kernel_gains_by_its_bytes_and_by_their_speed():
+    run = recorded("normalize")
+    cases = {c["way"]: c for c in figures._timed(run) if c["batch"] == 256}
+    own, eager = (figures._speed(cases[way], "kernel_ms") for way in ("Triton", "PyTorch"))
+    yield f"The kernel gains more than the {11 / 3:.1f} of its bytes"
+    assert figures.kernel_gain(run) > 11 / 3
+    own, eager = own / copying("normalize"), eager * 11 / 3 / copying("normalize")
+    yield f"at {own:.0%} of a copy's speed, PyTorch's two kernels at {eager:.0%}".replace("%", " %")
+    assert cases["PyTorch"]["kernels"] == 2
+    step = runs.recorded("h100/03-resnet50-bf16-nhwc-b0256")
+    assert 1 < figures.step_gain(run, step) < 1.005
+    few = next(c for c in figures._timed(run) if (c["way"], c["batch"]) == ("Triton", 4))
+    assert statistics.median(few["ms"]) > 10 * statistics.median(few["kernel_ms"])
