@@ -16,6 +16,7 @@ PREDICTABLE = {
     "backward_share": ("of the step", lambda s: s.shares.get("backward")),
     "data_share": ("of the step", lambda s: s.shares.get("data")),
     "ratio": ("times", lambda s: None),  # of two runs, so in no summary: see `score_gain`
+    "gain_percent": ("%", lambda s: None),  # where a ratio is close to 1: see `score_value`
 }
 
 
