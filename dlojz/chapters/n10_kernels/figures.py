@@ -103,17 +103,31 @@ def plot_intensity(run, ax=None):
     memory, product = best["memory"], best["matrix product"]
     bend = 1000 * product / memory
     with drawing.axes(ax, (9, 4.8), "both") as ax:
-        at = [case["flops"] / case["bytes"] for case in cases]
+        at, points = [case["flops"] / case["bytes"] for case in cases], {}
         _roof(ax, min(at) / 4, 20 * max(at), memory, product)
         for case, x in zip(cases, at, strict=True):
             low, middle, high = _rate(case, "flops")
             look = {"color": KINDS[case["kind"]], "label": case["kind"], "capsize": 2}
             ax.errorbar(x, middle, [[middle - low], [high - middle]], fmt="o", **look)
-            ax.annotate(case["operation"], (x, middle), (7, -7), **NAME)
+            points[case["operation"]] = x, middle
         ax.axvline(bend, color=PALETTE["limit"], ls="--", lw=1)
+        _name(ax, points)
         drawing.legend(ax, 4)
         drawing.entitle(ax, _limited(cases, bend), _setting(run))
     return ax
+
+
+def _name(ax, points: dict[str, tuple]):
+    """Write the name of each point below it, on its right, where no point or other name is."""
+    at = {name: ax.transData.transform(point) for name, point in points.items()}
+    taken = [(x - 4, x + 4, y) for x, y in at.values()]
+    for name, (x, y) in sorted(at.items(), key=lambda item: -item[1][1]):
+        left, right, below = x + 10, x + 10 + 6.5 * len(name), y - 9
+        while any(a < right and left < b and abs(below - c) < 13 for a, b, c in taken):
+            below -= 1
+        taken.append((left, right, below))
+        place = ax.transData.inverted().transform((left, below))
+        ax.text(*place, name, fontsize=8, va="center")
 
 
 def _limited(cases, bend) -> str:
