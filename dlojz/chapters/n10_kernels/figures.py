@@ -303,7 +303,7 @@ def _follow(ax, at, memory):
 
 
 def plot_counters(run, axes=None):
-    """Draw how many times each softmax read and wrote all rows, as the GPU counted.
+    """Draw the passes of each softmax over all rows, read and written, as the GPU counted.
 
     run: of experiments/counters.py.
     """
