@@ -86,7 +86,7 @@ def main():
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     positive = flags.at_least(1)
-    parser.add_argument("--columns", type=positive, nargs="+", default=COLUMNS, help="numbers of a row")
+    parser.add_argument("--columns", type=positive, nargs="+", default=COLUMNS, help="row lengths")
     parser.add_argument("--of", type=positive, help=argparse.SUPPRESS)  # the process under ncu
     args = parser.parse_args()
     if args.of:
