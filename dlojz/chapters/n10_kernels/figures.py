@@ -318,16 +318,14 @@ def plot_counters(run, axes=None):
                 times = {what: case[what] / case["once"] for what in colours}
                 drawing.stack(ax, row, times, colours)
             drawing.write_widths(ax, "{:.1f}", 0.4, color="white", fontsize=8)
-            ax.axvline(2, color=PALETTE["limit"], ls="--", lw=1.2)
+            ax.axvline(2, color=PALETTE["limit"], ls="--", lw=1.2, zorder=0)
             ax.set(xlabel=f"times all numbers, in rows of {columns:,}")
         drawing.rows(axes[0], [case["way"] for case in mine])
         limit = {"each once": axes[0].lines[0]}
         drawing.legend(axes[0], 3, named=drawing.swatches(colours) | limit)
         most = {case["way"]: (case["read"] + case["written"]) / case["once"] / 2 for case in mine}
-        title = (
-            f"In rows of {columns:,} Triton's kernel moves {most['Triton']:.1f} times the bytes "
-        )
-        title += f"that must move, the online one {most['online']:.1f} times"
+        title = f"Rows of {columns:,}: Triton's kernel moves {most['Triton']:.1f} times the bytes "
+        title += f"that must, the online one {most['online']:.1f} times"
         drawing.entitle(axes[0], title, f"float32, counted by the GPU, {drawing.where(run)}")
     return axes
 
