@@ -318,7 +318,7 @@ def plot_counters(run, axes=None):
                 times = {what: case[what] / case["once"] for what in colours}
                 drawing.stack(ax, row, times, colours)
             drawing.write_widths(ax, "{:.1f}", 0.4, color="white", fontsize=8)
-            ax.axvline(2, color=PALETTE["limit"], ls="--", lw=1.2, zorder=0)
+            ax.axvline(2, color=PALETTE["limit"], ls="--", lw=1.2, zorder=0.9)
             ax.set(xlabel=f"times all numbers, in rows of {columns:,}")
         drawing.rows(axes[0], [case["way"] for case in mine])
         limit = {"each once": axes[0].lines[0]}
