@@ -40,7 +40,7 @@ def _online(x, out, columns, block: tl.constexpr):
     A new maximum makes all powers so far smaller by the same factor, and with them their sum.
     """
     begin = tl.program_id(0).to(tl.int64) * columns
-    largest, total = LOWEST, 0.0
+    largest, total = tl.full([], LOWEST, tl.float32), 0.0
     for first in range(0, columns, block):
         places = first + tl.arange(0, block)
         values = tl.load(x + begin + places, mask=places < columns, other=LOWEST)
