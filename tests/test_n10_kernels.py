@@ -292,7 +292,8 @@ def test_the_outputs_of_the_timed_calls_are_looked_at(solved, monkeypatch):
 
 
 def test_an_output_of_former_images_is_recognized(solved, monkeypatch):
-    monkeypatch.setattr(normalizing, "BUSY", (4, 1))
+    monkeypatch.setattr(normalizing, "SIZE", 4)
+    monkeypatch.setattr(normalizing, "PRODUCTS", 1)
     device, former = torch.device("cpu"), []
 
     def too_early(images, dtype):

@@ -32,10 +32,7 @@ EDGE = 2**17  # values of canaries on either side: more than a program has
 ROUNDING = 1e-6  # of float32, of terms up to 4
 BYTE = 170  # of a canary that is a whole number
 ROUNDS, CALLS = 5, 4  # of the timed calls
-BUSY = (
-    4096,
-    40,
-)  # the size of matrix products that keep a GPU busy for milliseconds, and their number
+SIZE, PRODUCTS = 4096, 40  # of matrices that keep a GPU busy for milliseconds
 COARSE = 0.05  # the largest error of values that were rounded to 8 bits on the way
 ALLOCATES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -214,7 +211,7 @@ def _watched():
             if name in ALLOCATES:
                 seen.made.append(_between_canaries(out))
                 return seen.made[-1]
-            if _is_new(out, given) or func.overloadpacket.__name__.endswith("_"):
+            if _is_new(out, given) or name.endswith("_"):
                 seen.passes.append((name, out.numel()))
             if _is_new(out, given):
                 seen.made.append(_between_canaries(out).copy_(out))
@@ -255,10 +252,9 @@ def _on_its_stream(normalize, device) -> bool:
     """Return whether the output is that of images which the GPU was still to replace."""
     images, others = _images(ODD, device), _images(ODD, device)
     before = images.clone()
-    size, products = BUSY
-    matrix = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    matrix = torch.randn(SIZE, SIZE, device=device, dtype=torch.bfloat16)
     _wait(images)
-    for _ in range(products):
+    for _ in range(PRODUCTS):
         matrix = (matrix @ matrix).clamp(-1, 1)
     images.copy_(others)
     out = normalize(images, torch.float16).clone()
