@@ -9,7 +9,7 @@ import torch
 from claims import claims
 
 from dlojz import course, runs
-from dlojz.chapters.n10_kernels import figures, worth
+from dlojz.chapters.n10_kernels import amdahl, figures
 from dlojz.runs.stats import summary
 from dlojz.traces import breakdown
 from dlojz.traces.trace import open_trace
@@ -141,12 +141,12 @@ def test_the_prediction_has_the_numbers_of_the_recordings():
 def test_a_kernel_of_ones_own_could_gain_what_the_trace_tells():
     trace = open_trace(runs.recorded("h100/04-trace-fault-none"))
     step = breakdown.analyse(trace).step_ms
-    spent = {worth.short(name): ms for name, (_, ms) in breakdown.named(trace).items()}
-    assert float(worth.gains(trace).rows[-1][3]) / step == pytest.approx(2 / 3, abs=0.01)
-    rest = {n: ms for n, ms in spent.items() if n in {row[0] for row in worth.gains(trace).rows}}
+    spent = {amdahl.short(name): ms for name, (_, ms) in breakdown.named(trace).items()}
+    assert float(amdahl.gains(trace).rows[-1][3]) / step == pytest.approx(2 / 3, abs=0.01)
+    rest = {n: ms for n, ms in spent.items() if n in {row[0] for row in amdahl.gains(trace).rows}}
     assert max(rest.values()) / step < 0.14
     yield "no single one is more than 14 %"
-    order = [row[0] for row in worth.gains(trace).rows]
+    order = [row[0] for row in amdahl.gains(trace).rows]
     assert all(name.startswith("batch_norm") for name in order[:3])
     relu = ("CUDAFunctor_add", "launch_clamp_scalar", "threshold_kernel_impl")
     for name in relu:

@@ -5,7 +5,7 @@ from traces import CONV, RELU, steps
 
 from dlojz import runs
 from dlojz.chapters import n10_kernels as n10
-from dlojz.chapters.n10_kernels import worth
+from dlojz.chapters.n10_kernels import amdahl
 from dlojz.traces import breakdown
 from dlojz.traces.trace import open_trace
 
@@ -22,7 +22,7 @@ def test_matrix_products_and_copies_are_left_to_others():
     trace = runs.recorded("h100/04-trace-fault-none")
     found = breakdown.analyse(open_trace(trace))
     *_, whole = n10.gains(trace).rows
-    mine = sum(ms for kind, ms in found.kinds.items() if kind not in worth.ELSEWHERE)
+    mine = sum(ms for kind, ms in found.kinds.items() if kind not in amdahl.ELSEWHERE)
     assert float(whole[3]) == pytest.approx(mine, abs=0.01)
     assert len(n10.gains(trace, rows=3)) == 4
 
@@ -53,4 +53,4 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_is_named_by_what_it_computes(name):
-    assert worth.short(name) == NAMES[name]
+    assert amdahl.short(name) == NAMES[name]
