@@ -345,6 +345,10 @@ RECORDINGS = {
         "10-shapes": at("shapes.py"),
         "10-inline": at("inline.py"),  # with nvcc installed
         "10-dispatch": at("dispatch.py"),
+        "10c-attention": at("attention.py"),
+        "10c-sequences": at("sequences.py"),
+        "10c-products": at("products.py"),
+        "10c-families": at("families.py"),
     },
     "11": {  # the first five need no GPU; the others' sizes suit the device
         "11-fits": f"{at('fits.py')} --model vit_6b -b 32",
