@@ -7,6 +7,7 @@ Each case is a forward and a backward pass, timed from Python, beside the others
 
 import argparse
 from functools import partial
+from itertools import product
 
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
@@ -82,19 +83,21 @@ def comparisons(args):
     for length in LENGTHS:
         shapes = [(max(1, tokens // 1024), width // 64, length, 64)] * 3
         flops = 12 * shapes[0][0] * width * length**2
-        yield "length", f"plain, {length:,}", plain_attention, shapes, flops
-        yield "length", f"SDPA, {length:,}", scaled_dot_product_attention, shapes, flops
+        yield "tokens, naive", f"{length:,}", plain_attention, shapes, flops
+        yield "tokens, SDPA", f"{length:,}", scaled_dot_product_attention, shapes, flops
     for count in (tokens // FEWER, tokens):
         named, flops = f"q, k, v of {count:,} tokens", 18 * count * width**2
         yield named, "three products", three, [(count, width), *[(width, width)] * 3], flops
         yield named, "one product", linear, [(count, width), (3 * width, width)], flops
-    for size in (width, width - ODD):
-        x, weight = (args.steps, args.batch_size, size), (GATES * size, size)
-        ways = {"four products": separate, "one product": together}
-        calls = {name: partial(loop, step) for name, step in ways.items()} | {"fused": fused}
-        for name, call in calls.items():
-            flops = 12 * GATES * args.steps * args.batch_size * size**2
-            yield "LSTM", f"{name}, {size:,}", call, (x, weight, weight), flops
+    ways = {"four products": partial(loop, separate), "one product": partial(loop, together)}
+    ways["fused"] = fused
+    for size, (way, call) in product((width - ODD, width), ways.items()):
+        shapes = (args.steps, args.batch_size, size), *[(GATES * size, size)] * 2
+        flops = 12 * GATES * args.steps * args.batch_size * size**2
+        if size == width:
+            yield "LSTM", way, call, shapes, flops
+        if way != "four products":
+            yield f"numbers, LSTM, {way}", f"{size:,}", call, shapes, flops
 
 
 def operands(shapes, device, dtype) -> list:
