@@ -7,7 +7,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
-from logs import experiment, with_cases
+from logs import with_cases
 from programs import experiment_file, load, run_main
 
 mpl.use("Agg")
@@ -272,6 +272,6 @@ def test_networks_train_and_are_drawn(tmp_path):
 
 
 def test_a_run_of_something_else_is_refused(tmp_path):
-    run = experiment(tmp_path / "a.jsonl")
+    run = with_cases(tmp_path / "a.jsonl", {"a": {"way": "naive"}})
     with pytest.raises(UserError, match=r"expected a run of experiments/products\.py"):
         n10c.plot_products(run)

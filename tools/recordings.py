@@ -345,6 +345,8 @@ RECORDINGS = {
         "10-shapes": at("shapes.py"),
         "10-inline": at("inline.py"),  # with nvcc installed
         "10-dispatch": at("dispatch.py"),
+    },
+    "10c": {
         "10c-attention": at("attention.py"),
         "10c-sequences": at("sequences.py"),
         "10c-products": at("products.py"),
