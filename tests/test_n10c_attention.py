@@ -250,7 +250,7 @@ def test_products_are_timed_beside_those_of_their_comparison(tmp_path, monkeypat
     assert all(len(case["ms"]) == 2 for case in found)
     cases = {f"{case['comparison']} {case['way']}": case for case in found}
     axes = n10c.plot_products(with_cases(tmp_path / "a.jsonl", cases))
-    assert "the best way is" in title(axes)
+    assert " times as fast as " in title(axes)
 
 
 def test_networks_have_about_as_many_parameters():

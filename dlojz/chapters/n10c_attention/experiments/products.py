@@ -89,15 +89,15 @@ def comparisons(args):
         named, flops = f"q, k, v of {count:,} tokens", 18 * count * width**2
         yield named, "three products", three, [(count, width), *[(width, width)] * 3], flops
         yield named, "one product", linear, [(count, width), (3 * width, width)], flops
-    ways = {"four products": partial(loop, separate), "one product": partial(loop, together)}
+    ways = {"separate gates": partial(loop, separate), "one product": partial(loop, together)}
     ways["fused"] = fused
     for size, (way, call) in product((width - ODD, width), ways.items()):
         shapes = (args.steps, args.batch_size, size), *[(GATES * size, size)] * 2
         flops = 12 * GATES * args.steps * args.batch_size * size**2
         if size == width:
             yield "LSTM", way, call, shapes, flops
-        if way != "four products":
-            yield f"numbers, LSTM, {way}", f"{size:,}", call, shapes, flops
+        if way != "separate gates":
+            yield f"hidden numbers, {way}", f"{size:,}", call, shapes, flops
 
 
 def operands(shapes, device, dtype) -> list:
