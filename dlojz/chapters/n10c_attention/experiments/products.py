@@ -11,6 +11,7 @@ from itertools import product
 
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 from dlojz import idr_torch
@@ -33,7 +34,12 @@ def plain_attention(q, k, v):
 
 def three(x, *weights):
     """Return queries, keys and values by a product for each."""
-    return torch.cat([linear(x, weight) for weight in weights], dim=-1)
+    return [linear(x, weight) for weight in weights]
+
+
+def one(x, weight):
+    """Return queries, keys and values by a single product."""
+    return linear(x, weight).chunk(3, dim=-1)
 
 
 def separate(x, hidden, cell, own, other):
@@ -88,7 +94,7 @@ def comparisons(args):
     for count in (tokens // FEWER, tokens):
         named, flops = f"q, k, v of {count:,} tokens", 18 * count * width**2
         yield named, "three products", three, [(count, width), *[(width, width)] * 3], flops
-        yield named, "one product", linear, [(count, width), (3 * width, width)], flops
+        yield named, "one product", one, [(count, width), (3 * width, width)], flops
     ways = {"separate gates": partial(loop, separate), "one product": partial(loop, together)}
     ways["fused"] = fused
     for size, (way, call) in product((width - ODD, width), ways.items()):
@@ -107,9 +113,9 @@ def operands(shapes, device, dtype) -> list:
     return [x.to(dtype).requires_grad_() for x in made]
 
 
-def both(call, given, gradient):
-    """Compute the gradients of a call's operands, by random gradients of its output."""
-    torch.autograd.grad(call(*given), given, gradient)
+def both(call, given, gradients):
+    """Compute the gradients of a call's operands, by random gradients of its outputs."""
+    torch.autograd.grad(tree_leaves(call(*given)), given, gradients)
 
 
 def measured(args, device, dtype):
@@ -121,8 +127,8 @@ def measured(args, device, dtype):
             found[way] = {"comparison": named, "way": way, "flops": flops}
             given = operands(shapes, device, dtype)
             try:
-                out = call(*given)
-                calls[way] = partial(both, call, given, torch.randn_like(out))
+                gradients = [torch.randn_like(out) for out in tree_leaves(call(*given))]
+                calls[way] = partial(both, call, given, gradients)
                 calls[way]()
             except RuntimeError as failed:
                 calls.pop(way, None)
