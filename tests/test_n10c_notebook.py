@@ -1,0 +1,94 @@
+"""What notebook 10c says of recordings is in the recordings."""
+
+import statistics
+from itertools import pairwise
+
+from claims import claims
+
+from dlojz import runs
+from dlojz.runs import log
+
+NOTEBOOK = "10c_attention"
+
+
+def cases(what):
+    return [*log.read(runs.recorded(f"h100/10c-{what}")).cases.values()]
+
+
+def times(found, field="ms"):
+    """Return the median milliseconds of the cases that were timed, by name."""
+    return {name: statistics.median(case[field]) for name, case in found.items() if field in case}
+
+
+@claims(NOTEBOOK)
+def test_memory_grows_with_the_square_or_with_the_length():
+    found = {(c["way"], c["length"]): c for c in cases("attention") if "way" in c}
+    for way, least, most in (("naive", 3.8, 4.1), ("math", 3.8, 4.1), ("cudnn", 1.9, 2.1)):
+        peaks = [c["peak_bytes"] for (w, _), c in found.items() if w == way and "ms" in c]
+        assert all(least < b / a < most for a, b in pairwise(peaks))
+    failed = {key for key, case in found.items() if case.get("error") == "out of memory"}
+    assert failed == {("math", 8192), ("naive", 16384), ("math", 16384)}
+    yield "ends at 16,384 words for naive, in a single layer of four sequences"
+    ms = times(found, "both_ms")
+    assert ms["math", 4096] > 1.5 * ms["naive", 4096]
+    assert min(ms["naive", 4096] / ms[way, 4096] for way in ("efficient", "flash", "cudnn")) > 1.5
+
+
+@claims(NOTEBOOK)
+def test_the_compiler_calls_sdpa_and_fused_kernels_are_more_accurate():
+    found = {(c["way"], c["length"]): c for c in cases("attention") if "way" in c}
+    for length in (512, 1024, 2048, 4096, 8192):
+        compiled, cudnn, naive = (found[way, length] for way in ("compiled", "cudnn", "naive"))
+        assert compiled["replaced"]
+        assert compiled["peak_bytes"] == cudnn["peak_bytes"]
+        for way in ("efficient", "flash", "cudnn"):
+            assert 0.45 < found[way, length]["off"] / naive["off"] < 0.57
+    yield "is half of naive's with a fused kernel"
+    yield "SDPA chose cuDNN's kernel: the memory is the same to the byte"
+
+
+@claims(NOTEBOOK)
+def test_what_answers_and_what_it_costs():
+    found = {(c["backend"], c["mask"], c["size"], c["format"]): c for c in cases("attention")[36:]}
+    ms = times(found, "both_ms")
+    usual = "none", 64, "bf16"
+    cudnn = ms["cudnn", *usual]
+    assert found["default", *usual]["answers"] == "cudnn"
+    yield f"answers** on this card, {ms['flash', *usual] / cudnn:.1f} times as fast as flash"
+    masked = [ms["cudnn", mask, 64, "bf16"] / cudnn for mask in ("boolean", "additive")]
+    yield f"costs {masked[0]:.1f} times the time"
+    assert f"{masked[1]:.1f}" == f"{masked[0]:.1f}"
+    assert ms["cudnn", "causal", 64, "bf16"] < 0.8 * cudnn
+    assert {
+        b for b in ("math", "efficient", "flash", "cudnn") if (b, "none", 60, "bf16") in ms
+    } == {*("math", "flash")}
+    odd, fp32 = ms["flash", "none", 60, "bf16"], ms["default", "none", 64, "fp32"]
+    assert 1.9 < odd / cudnn < 2.1
+    yield "numbers takes twice as long as one of 64"
+    yield f"**Float32** takes {fp32 / cudnn:.0f} times as long"
+    for backend in ("flash", "cudnn"):
+        assert "Got Query dtype: float" in found[backend, "none", 64, "fp32"]["why"][0]
+
+
+@claims(NOTEBOOK)
+def test_what_odd_sizes_and_separate_products_cost():
+    found = {(c["comparison"], c["way"]): c for c in cases("products")}
+    ms = times(found)
+    odd, eight, padded = (ms["vocabulary", w] for w in ("50,257", "50,264", "50,304"))
+    yield f"of 50,257 takes {odd / padded:.1f} times as long as one of 50,304"
+    assert eight < 1.05 * padded
+    (best,) = log.read(runs.recorded("h100/10c-products")).measures
+    share = found["vocabulary", "50,257"]["flops"] / odd / 1e9 / best.value
+    yield f"reaches {share:.0%} of the speed of a large product".replace("%", " %")
+    naive = ms["tokens, naive", "1,021"] / ms["tokens, naive", "1,024"]
+    yield f"1,021 words makes naive {naive:.1f} times as slow"
+    assert ms["tokens, SDPA", "1,021"] < 1.1 * ms["tokens, SDPA", "1,024"]
+    apart, one, fused = (ms["LSTM", w] for w in ("separate gates", "one product", "fused"))
+    assert 1.9 < apart / one < 2.4
+    yield f"twice as fast as with separate ones, and the fused kernel {apart / fused:.0f} times"
+    loop, kernel = (
+        [ms[f"hidden numbers, {way}", size] for size in ("1,021", "1,024")]
+        for way in ("one product", "fused")
+    )
+    assert loop[0] < 1.06 * loop[1]
+    yield f"In the fused kernel it costs {kernel[0] / kernel[1] - 1:.0%}".replace("%", " %")
