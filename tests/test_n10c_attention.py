@@ -263,9 +263,14 @@ def test_networks_have_about_as_many_parameters():
 
 def test_networks_train_and_are_drawn(tmp_path):
     flags = "--image-size 16 --classes 2 --images-per-class 8 --val-per-class 4 -b 8"
-    run, cases = run_of("families", tmp_path, f"{flags} --lengths 1 2 --parameters 20000")
-    assert len(cases) == 8
-    assert {case["phase"] for case in cases.values()} == {"fresh"}
+    run, cases = run_of("families", tmp_path, f"{flags} --lengths 1 2 --parameters 20000 --seeds 1")
+    assert [case["phase"] for case in cases.values()] == 4 * ["tuning", "tuning", "fresh", "fresh"]
+    for family in figures.FAMILIES:
+        tuned, fresh = (
+            [c for c in cases.values() if (c["family"], c["phase"]) == (family, phase)]
+            for phase in ("tuning", "fresh")
+        )
+        assert fresh[0]["rate"] == max(tuned, key=lambda c: c["accuracy"])["rate"]
     assert all(0 <= case["accuracy"] <= 1 for case in cases.values())
     assert "As many epochs cost" in title(n10c.plot_families(run))
     assert [row[0] for row in n10c.families(run).rows] == [*figures.FAMILIES]
