@@ -11,7 +11,6 @@ from itertools import product
 
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
-from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 from dlojz import idr_torch
@@ -34,12 +33,7 @@ def plain_attention(q, k, v):
 
 def three(x, *weights):
     """Return queries, keys and values by a product for each."""
-    return [linear(x, weight) for weight in weights]
-
-
-def one(x, weight):
-    """Return queries, keys and values by a single product."""
-    return linear(x, weight).chunk(3, dim=-1)
+    return torch.cat([linear(x, weight) for weight in weights], dim=-1)
 
 
 def separate(x, hidden, cell, own, other):
@@ -94,7 +88,7 @@ def comparisons(args):
     for count in (tokens // FEWER, tokens):
         named, flops = f"q, k, v of {count:,} tokens", 18 * count * width**2
         yield named, "three products", three, [(count, width), *[(width, width)] * 3], flops
-        yield named, "one product", one, [(count, width), (3 * width, width)], flops
+        yield named, "one product", linear, [(count, width), (3 * width, width)], flops
     ways = {"separate gates": partial(loop, separate), "one product": partial(loop, together)}
     ways["fused"] = fused
     for size, (way, call) in product((width - ODD, width), ways.items()):
@@ -113,9 +107,9 @@ def operands(shapes, device, dtype) -> list:
     return [x.to(dtype).requires_grad_() for x in made]
 
 
-def both(call, given, gradients):
-    """Compute the gradients of a call's operands, by random gradients of its outputs."""
-    torch.autograd.grad(tree_leaves(call(*given)), given, gradients)
+def both(call, given, gradient):
+    """Compute the gradients of a call's operands, by random gradients of its output."""
+    torch.autograd.grad(call(*given), given, gradient)
 
 
 def measured(args, device, dtype):
@@ -127,8 +121,8 @@ def measured(args, device, dtype):
             found[way] = {"comparison": named, "way": way, "flops": flops}
             given = operands(shapes, device, dtype)
             try:
-                gradients = [torch.randn_like(out) for out in tree_leaves(call(*given))]
-                calls[way] = partial(both, call, given, gradients)
+                out = call(*given)
+                calls[way] = partial(both, call, given, torch.randn_like(out))
                 calls[way]()
             except RuntimeError as failed:
                 calls.pop(way, None)

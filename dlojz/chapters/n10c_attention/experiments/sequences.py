@@ -21,7 +21,7 @@ from dlojz.chapters import session
 from dlojz.chapters.n10c_attention import packing
 from dlojz.training import flags, imports
 
-ON_GPU = {"texts": 3840, "longest": 512, "batch_size": 128, "width": 2048, "layers": 4}
+ON_GPU = {"texts": 3840, "longest": 512, "batch_size": 128, "width": 1024, "layers": 8}
 ON_CPU = {"texts": 192, "longest": 256, "batch_size": 8, "width": 64, "layers": 2}
 HEAD = 64  # numbers of a head; on a processor 16
 VOCABULARY = 8192
