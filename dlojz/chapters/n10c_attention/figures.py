@@ -42,10 +42,10 @@ def _line(ax, x, spans, colour, label):
     ax.errorbar(x, middle, [middle - low, high - middle], **look)
 
 
-def _setting(run, what="") -> str:
+def _setting(run) -> str:
     given = summary(run).arguments
     how = f"{given['precision']}, " if "precision" in given else ""
-    return f"{what}{how}{drawing.where(run)}; a bar spans all rounds"
+    return f"{how}{drawing.where(run)}; a bar spans all rounds"
 
 
 # Attention ----------------------------------------------------------------------------------------
@@ -161,10 +161,9 @@ def plot_layouts(run, axes=None):
             drawing.caption(ax, f"{name}: {case['words'] / case['places']:.0%}")
         axes[0].invert_yaxis()
         first, last = (f(c["words"] / c["places"] for c in cases.values()) for f in (min, max))
-        title = f"Of what is computed, {first:.0%} are words, or {last:.0%}: it is the layout"
-        drawing.entitle(
-            axes[0], title, f"a batch of each, share of words over all; {_setting(run)}"
-        )
+        title = f"{first:.0%} to {last:.0%} of what is computed are words: the layout decides"
+        setting = f"a batch of each, and the share of words in all batches; {drawing.where(run)}"
+        drawing.entitle(axes[0], title, setting)
     return axes
 
 
