@@ -245,6 +245,7 @@ def _on_a_processor():
         yield f"03-cpu-layouts-{pixels:03d}", f"{run} --image-size {pixels}"
     yield "04-cpu-segments", "OMP_NUM_THREADS=1 solutions/segments.py --seed 0"
     yield "04-cpu-means", f"OMP_NUM_THREADS=1 {at('segment_mean.py')} --rounds 9"
+    yield "10-cpu-families", f"OMP_NUM_THREADS=1 {at('families.py')}"
     for kept in ("", "no-"):
         run = f"{_solution('05')} {sizes} --test --test-nsteps 12 -e 4 --num-workers 2"
         yield f"05-cpu-{kept}persistent", f"{run} --{kept}persistent-workers"

@@ -19,6 +19,7 @@ WAYS = {"naive": BEFORE, "math": SERIES[4], "compiled": SERIES[3]}
 WAYS |= {"efficient": SERIES[2], "flash": SERIES[0], "cudnn": SERIES[1]}
 PASSES = 3  # operations of both passes, relative to the forward pass of the plain formula
 MEMORY = {"peak_bytes": "peak memory", "kept_bytes": "kept for the backward pass"}
+PRICES = {"joules": "joules", "core_s": "core-seconds"}
 FAMILIES = {"dense": BEFORE, "depthwise": SERIES[0], "wide": SERIES[2], "deep": SERIES[1]}
 
 
@@ -246,8 +247,8 @@ def _fresh(run) -> dict[str, dict[int, list[dict]]]:
 
 
 def _price(run) -> str:
-    """Return "joules", or "seconds" where no sensor reported them."""
-    return "joules" if "joules" in _cases(run, "family", "families")[0] else "seconds"
+    """Return the field that a training is paid with: joules, or seconds of processors."""
+    return "joules" if "joules" in _cases(run, "family", "families")[0] else "core_s"
 
 
 def plot_families(run, ax=None):
@@ -258,16 +259,15 @@ def plot_families(run, ax=None):
             x = [statistics.fmean(case[price] for case in cases) for cases in lengths.values()]
             spans = [_span([100 * case["accuracy"] for case in c]) for c in lengths.values()]
             _line(ax, x, spans, FAMILIES[family], family)
-        ax.set(xscale="log", xlabel=f"{price} of the training", ylabel="accuracy (%)")
+        ax.set(xscale="log", xlabel=f"{PRICES[price]} of the training", ylabel="accuracy (%)")
         for set_formatter in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
             set_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         drawing.legend(ax, 4)
         last = {family: [*lengths.values()][-1] for family, lengths in found.items()}
         costs = {f: statistics.fmean(c[price] for c in cases) for f, cases in last.items()}
         low, high = min(costs, key=costs.get), max(costs, key=costs.get)
-        title = (
-            f"As many epochs cost {high} {costs[high] / costs[low]:.2g} times the {price} of {low}"
-        )
+        title = f"As many epochs cost {high} {costs[high] / costs[low]:.2g} times the "
+        title += f"{PRICES[price]} of {low}"
         drawing.entitle(ax, title, _setting(run).replace("rounds", "seeds"))
     return ax
 
@@ -275,17 +275,18 @@ def plot_families(run, ax=None):
 def families(run) -> Table:
     """Return a table of the networks: sizes, images per second, and the longest training."""
     rows, price = [], _price(run)
+    spent, unit = ("seconds", "second") if price == "joules" else (price, "core-second")
     for family, lengths in _fresh(run).items():
         cases = [*lengths.values()][-1]
         first = cases[0]
-        speeds = [case["images"] / case["seconds"] for case in cases]
+        speeds = [case["images"] / case[spent] for case in cases]
         cost = statistics.fmean(case[price] for case in cases)
         accuracy = _span([100 * case["accuracy"] for case in cases])
         sizes = f"{first['layers']}", f"{first['width']}", f"{first['parameters']:,}"
         told = f"{accuracy[1]:.1f} ({accuracy[0]:.1f} to {accuracy[2]:.1f})"
         flops = f"{first['flops'] / 1e6:,.0f}"
-        rows.append(
-            (family, *sizes, flops, f"{statistics.median(speeds):,.0f}", f"{cost:,.3g}", told)
-        )
-    head = ("", "layers", "width", "parameters", "MFLOP", "images/s", price, "accuracy (%)")
+        speed = f"{statistics.median(speeds):,.0f}"
+        rows.append((family, *sizes, flops, speed, f"{cost:,.3g}", told))
+    sizes = "layers", "width", "parameters", "MFLOP"
+    head = ("", *sizes, f"images per {unit}", PRICES[price], "accuracy (%)")
     return Table(head, rows, "<>>>>>>>")
