@@ -6,6 +6,7 @@ from itertools import pairwise
 from claims import claims
 
 from dlojz import runs
+from dlojz.chapters.n10c_attention import figures as n10c
 from dlojz.runs import log
 
 NOTEBOOK = "10c_attention"
@@ -139,3 +140,19 @@ def test_the_gains_on_the_card_are_those_of_the_figures():
     ms = times({"naive": naive, "cudnn": cudnn}, "both_ms")
     times_as_fast, less = ms["naive"] / ms["cudnn"], naive["peak_bytes"] / cudnn["peak_bytes"]
     yield f"attention {times_as_fast:.0f} times as fast, in 1/{less:.0f} of the memory"
+
+
+@claims(NOTEBOOK)
+def test_fewer_operations_need_not_cost_less():
+    fresh = log.read(runs.recorded("cpu/10-cpu-families")).cases.values()
+    fresh = [case for case in fresh if case["phase"] == "fresh" and case["epochs"] == 8]
+    found = {family: [c for c in fresh if c["family"] == family] for family in n10c.FAMILIES}
+    flops = {family: cases[0]["flops"] for family, cases in found.items()}
+    assert sorted(flops, key=flops.get) == ["deep", "depthwise", "dense", "wide"]
+    cost = {f: statistics.fmean(c["core_s"] for c in cases) for f, cases in found.items()}
+    assert min(cost, key=cost.get) == "wide"
+    assert 0.9 < cost["deep"] / cost["depthwise"] < 1.1
+    yield f"and costs {cost['depthwise'] / cost['dense']:.1f} times as much"
+    reached = {f: statistics.median(c["accuracy"] for c in cases) for f, cases in found.items()}
+    assert abs(reached["dense"] - reached["depthwise"]) < 0.01
+    assert max(c["accuracy"] for c in found["deep"]) < min(c["accuracy"] for c in found["dense"])

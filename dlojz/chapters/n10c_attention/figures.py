@@ -77,7 +77,7 @@ def plot_attention(run, axes=None):
         axes[1].set(yscale="log", ylabel=MEMORY[which])
         axes[1].yaxis.set_major_formatter(FuncFormatter(lambda x, _: report.bytes_text(x)))
         axes[1].yaxis.set_minor_formatter(NullFormatter())
-        drawing.legend(axes[0], 6)
+        drawing.legend(axes[0], 3)
         drawing.entitle(axes[0], _saved(cases, which), _setting(run))
     return axes
 
@@ -284,7 +284,7 @@ def families(run) -> Table:
         accuracy = _span([100 * case["accuracy"] for case in cases])
         sizes = f"{first['layers']}", f"{first['width']}", f"{first['parameters']:,}"
         told = f"{accuracy[1]:.1f} ({accuracy[0]:.1f} to {accuracy[2]:.1f})"
-        flops = f"{first['flops'] / 1e6:,.0f}"
+        flops = f"{first['flops'] / 1e6:,.3g}"
         speed = f"{statistics.median(speeds):,.0f}"
         rows.append((family, *sizes, flops, speed, f"{cost:,.3g}", told))
     sizes = "layers", "width", "parameters", "MFLOP"
