@@ -29,7 +29,7 @@ def test_memory_grows_with_the_square_or_with_the_length():
         assert all(least < b / a < most for a, b in pairwise(peaks))
     failed = {key for key, case in found.items() if case.get("error") == "out of memory"}
     assert failed == {("math", 8192), ("naive", 16384), ("math", 16384)}
-    yield "ends at 16,384 words for naive, in a single layer of four sequences"
+    yield "ends at 16,384 tokens for naive, in a single layer of four sequences"
     ms = times(found, "both_ms")
     assert ms["math", 4096] > 1.5 * ms["naive", 4096]
     assert min(ms["naive", 4096] / ms[way, 4096] for way in ("efficient", "flash", "cudnn")) > 1.5
