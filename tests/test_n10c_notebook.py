@@ -8,6 +8,7 @@ from claims import claims
 from dlojz import runs
 from dlojz.chapters.n10c_attention import figures as n10c
 from dlojz.runs import log
+from dlojz.runs.stats import summary
 
 NOTEBOOK = "10c_attention"
 
@@ -83,7 +84,7 @@ def test_what_odd_sizes_and_separate_products_cost():
     share = found["vocabulary", "50,257"]["flops"] / odd / 1e9 / best.value
     yield f"reaches {share:.0%} of the speed of a large product".replace("%", " %")
     naive = ms["tokens, naive", "1,021"] / ms["tokens, naive", "1,024"]
-    yield f"1,021 words makes naive {naive:.1f} times as slow"
+    yield f"1,021 tokens makes naive {naive:.1f} times as slow"
     assert ms["tokens, SDPA", "1,021"] < 1.1 * ms["tokens, SDPA", "1,024"]
     apart, one, fused = (ms["LSTM", w] for w in ("separate gates", "one product", "fused"))
     assert 1.9 < apart / one < 2.4
@@ -115,6 +116,9 @@ def test_words_per_second_follow_the_share_until_something_else_is_the_limit():
     yield f"A padded step took {step[whole]:.0f} ms."
     yield f"has a tenth of the places, and still took {step[packed]:.0f} ms"
     assert speed["longest of its batch"] < 1.2 * speed[whole]
+    given = summary(runs.recorded("h100/10c-sequences")).arguments
+    attends, products = 4 * given["longest"], 24 * given["width"]  # operations, over the width
+    assert attends / (attends + products) < 0.1
     assert max(speed[f"packed, {way}"] for way in ("flex", "varlen")) < speed[packed]
     yield f"{speed[packed] / speed[whole]:.0f} times as many words per second from texts"
 

@@ -117,7 +117,7 @@ WAYS = {
     "packed, flex": ("packed", flex),
     "packed, varlen": ("packed", by_ends),
 }
-ONLY_ON_GPU = (flex, by_ends)  # flex runs on a processor, too, once it is compiled: minutes
+ONLY_ON_GPU = (flex, by_ends)  # a processor has no varlen, and would compile flex for long
 
 
 class Block(torch.nn.Module):
