@@ -21,7 +21,7 @@ from dlojz.machine import meters
 from dlojz.training import data, flags
 
 ON_GPU = {"image_size": 64, "classes": 24, "images_per_class": 400, "val_per_class": 100}
-ON_GPU |= {"parameters": 2_000_000, "batch_size": 256, "lengths": [3, 6, 12, 24], "seeds": 3}
+ON_GPU |= {"parameters": 2_000_000, "batch_size": 256, "lengths": [3, 6, 12], "seeds": 3}
 ON_GPU |= {"rates": [0.002, 0.005, 0.0125]}
 # About two minutes on one core.
 ON_CPU = {"image_size": 24, "classes": 6, "images_per_class": 100, "val_per_class": 50}
