@@ -13,6 +13,7 @@ from programs import load_file
 
 from dlojz import course
 from dlojz.chapters.n10_kernels import exercise
+from dlojz.check import ending, judge
 from dlojz.check.exercise import State
 from dlojz.course import UserError
 from dlojz.runs import log, records
@@ -140,7 +141,7 @@ def test_values_that_are_read_outside_of_the_tensors_are_counted(tmp_path):
     around, out = torch.ones(100), torch.zeros(30)
     with interpreted.counted() as count:
         load_file(tmp_path / "double.py").double[(1,)](around[10:40], out, 30, 64)
-    assert (count.outside, count.loads, count.stores) == (34, 1, 1)
+    assert (count.outside, count.outside_floats, count.loads, count.stores) == (34, 34, 1, 1)
     assert out.tolist() == [2.0] * 30
 
 
@@ -222,6 +223,11 @@ def test_the_draws_of_the_run_stay_as_they_are(monkeypatch):
     training, before = a_training(), torch.get_rng_state()
     assert normalizing.look(training, ARGS)["cases"]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_kernel_that_ends_its_process_is_told(tmp_path):
+    end = ending.Ending(ending.How.FAILED, "ended by SIGSEGV")
+    assert judge._ended(exercise.EXERCISE, tmp_path, end, "job", "job").hint == "crashed"
 
 
 def test_a_trainer_without_the_file_is_not_seen(tmp_path, monkeypatch):

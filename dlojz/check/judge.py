@@ -239,7 +239,8 @@ def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
     if exercise.waited and folder:
         hint = exercise.waited if too_long or outcome.only_waited(folder) else hint
     known = (*exercise.causes, *exercise.errors)
-    hint = next((key for pattern, key in known if re.search(pattern, errors)), hint)
+    told = f"{errors}\n{end.text}"  # a process that a signal ended has no error
+    hint = next((key for pattern, key in known if re.search(pattern, told)), hint)
     if end.how in (ending.How.KILLED, ending.How.UNFINISHED):
         return Finding(*which, State.UNMEASURED, end.text, "its end: check again", hint)
     if end.how == ending.How.OUT_OF_MEMORY and key != "job":

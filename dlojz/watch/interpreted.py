@@ -19,6 +19,7 @@ class Count:
     loads: int = 0
     stores: int = 0
     outside: int = 0  # values that were loaded from other memory
+    outside_floats: int = 0  # those of them that are no whole numbers
     read_bytes: int = 0
     written_bytes: int = 0
     idle: int = 0  # places of a block that a mask has kept out
@@ -57,7 +58,9 @@ def counted():
         count.read_bytes += places.size * _size(pointers)
         count.idle += mask.data.size - places.size
         known = sum((places >= begin) & (places < end) for begin, end in inside)
-        count.outside += int((known == 0).sum())
+        outside = int((known == 0).sum())
+        count.outside += outside
+        count.outside_floats += outside * pointers.get_element_ty().is_floating()
         return load(pointers, mask, *more)
 
     def stored(pointers, value, mask, *more):

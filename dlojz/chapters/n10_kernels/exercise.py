@@ -41,6 +41,7 @@ ERRORS = (
     (r"0 active drivers", "tuner"),
     (r"cpu tensor\?", "device"),
     (r"expected torch\.uint8", "uint8"),
+    (r"SIG(SEGV|ABRT|BUS)|illegal memory access|misaligned address", "crashed"),
 )
 
 
@@ -87,7 +88,7 @@ def _outputs(cases):
         text = "far off" if units > FAR else f"{units:.2g} units in the last place"
         text += f": {LIKE[mistake]}" if mistake in LIKE else ""
         hint = _why_values(case, as_given)
-        yield Finding(*which, units <= UNITS, text, f"at most {UNITS} unit", hint)
+        yield Finding(*which, units <= UNITS, text, f"at most {UNITS} unit in the last place", hint)
 
 
 def _why_values(case, as_given):
@@ -105,12 +106,14 @@ def _why_values(case, as_given):
 def _memory(cases):
     """Yield findings on the memory that the calls read and wrote."""
     outside = sum(case["outside"] for case in cases)
-    what, text = "values written outside of the output", f"{outside}" if outside else "none"
-    yield Finding(MECHANISM, "outside", what, not outside, text, "none", "mask")
-    reads = [case["read"] for case in cases if case["read"] is not None]
-    if reads:  # the interpreter knows
-        what, text = "values read outside of the images", f"{sum(reads)}" if any(reads) else "none"
-        yield Finding(MECHANISM, "read", what, not any(reads), text, "none", "load-mask")
+    rows = [("outside", "written outside of the output", outside, "mask")]
+    if any(case["launches"] is not None for case in cases):  # the interpreter knows
+        of_images, of_lines = map(sum, zip(*(case["read"] for case in cases), strict=True))
+        rows.append(("read", "read outside of the images", of_images, "load-mask"))
+        rows.append(("read-lines", "read outside of shift and scale", of_lines, "three"))
+    for key, what, count, hint in rows:
+        text = f"{count:,}" if count else "none"
+        yield Finding(MECHANISM, key, f"values {what}", not count, text, "none", hint)
     changed = any(case["changed"] for case in cases)
     text, what = ("changed" if changed else "unchanged"), "images after the call"
     yield Finding(MECHANISM, "changed", what, not changed, text, "unchanged", "in-place")
@@ -150,7 +153,7 @@ def _timed(timed):
     text = f"{worst:.2g} units in the last place" if math.isfinite(worst) else "far off"
     yield Finding(
         *(MECHANISM, "timed", "outputs of the timed calls", worst <= UNITS, text),
-        *(f"at most {UNITS} unit", "timed"),
+        *(f"at most {UNITS} unit in the last place", "timed"),
     )
     others = any("at::native" in name for name in kernels)
     text, hint = f"{len(kernels) / calls:.3g}", "torch" if others else "launches"
