@@ -346,6 +346,11 @@ RECORDINGS = {
         "10-shapes": at("shapes.py"),
         "10-inline": at("inline.py"),  # with nvcc installed
         "10-dispatch": at("dispatch.py"),
+        "10b-int8": at("int8.py"),  # with torchao installed
+        "10b-batches": f"{at('int8.py')} --widths --batches 1 4 16 64 128 256 512 1024",
+        "10b-quantized": at("quantized.py"),
+        "10b-scales": at("scales.py"),
+        "10b-break-even": at("break_even.py"),
     },
     "10c": {
         "10c-attention": at("attention.py"),

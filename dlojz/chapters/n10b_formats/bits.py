@@ -3,6 +3,8 @@
 import torch
 from torch.nn import functional
 
+WIDE = {"cuda": "bf16", "cpu": "fp32"}  # what is compared with: a processor is fast in it
+DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {dtype: torch.finfo(dtype).max for dtype in (E4M3, E5M2)}
 TINY = 1e-12  # instead of a largest number of zero

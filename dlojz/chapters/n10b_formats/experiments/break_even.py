@@ -3,8 +3,8 @@
 Submitted by a notebook: submit("dlojz/chapters/n10b_formats/experiments/break_even.py").
 
 Beside each time is a prediction, from three speeds that are measured first: of memory, and of a
-large product in 16 and in 8 bits. A processor computes 8 bits with instructions of other formats:
-its errors are those of a GPU, its times are not.
+large product in 16 and in 8 bits. A processor emulates the product in 8 bits, number by number: a
+thousand times slower, so there the layers are tiny, and are timed in the cache.
 """
 
 import argparse
@@ -21,10 +21,11 @@ from dlojz.chapters.n10b_formats import bits
 from dlojz.runs import log
 from dlojz.training import flags, imports
 
-ON_GPU = {"models": [768, 1024, 1280], "images": [1, 8, 64, 256], "elements": 2**26}
-ON_CPU = {"models": [192], "images": [1, 4], "elements": 2**20}  # width of DeiT's tiny one
+ON_GPU = {"models": [768, 1280, 3200], "images": [1, 8, 32, 128], "elements": 2**26}
+ON_GPU |= {"backend": "inductor"}  # the widths of ViT-B, ViT-H, and InternViT-6B
+ON_CPU = {"models": [32], "images": [1], "elements": 2**20, "backend": "eager"}
+EMULATED = 64  # rows of a matrix product
 TOKENS = 197  # of an image of 224 pixels
-DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}
 CAST = {"current": (2, 1), "delayed": (1, 1), "row": (2, 1)}  # times that it reads, and writes
 
 
@@ -51,7 +52,7 @@ def row(x):
 
 def product(x, weight, scale_x, scale_weight):
     """Return x times the transpose of a weight, both in 8 bits."""
-    out = DTYPE[x.device.type]
+    out = bits.DTYPE[x.device.type]
     return torch._scaled_mm(
         x, weight.t(), scale_x, scale_weight.t(), out_dtype=out, use_fast_accum=x.is_cuda
     )
@@ -73,9 +74,11 @@ def layers(compiled) -> dict:
         w8, scale_w, _ = before(weight, of_weight)
         return product(x8, w8, scale_x, scale_w)
 
-    linear = lambda x, weight, *_: functional.linear(x, weight)
+    def linear(x, weight, *_):
+        return functional.linear(x, weight)
+
     casts = {"current": with_casts(by_tensor), "row": with_casts(by_row)}
-    return {"16 bits": linear, "delayed": with_history, **casts}
+    return {"wide": linear, "delayed": with_history, **casts}
 
 
 # What they cost ----------------------------------------------------------------------------------
@@ -85,7 +88,7 @@ def predicted(way: str, shape, speeds, wide: int) -> float:
     """Return the milliseconds under the roof. speeds: bytes and operations per ms; wide: bytes."""
     m, n, k = shape
     flops, operands, out = 2 * m * n * k, (m + n) * k, m * n * wide
-    if way == "16 bits":
+    if way == "wide":
         return max(flops / speeds[way], (operands * wide + out) / speeds["memory"])
     reads, writes = CAST[way]
     casts = operands * (reads * wide + writes) / speeds["memory"]
@@ -94,17 +97,17 @@ def predicted(way: str, shape, speeds, wide: int) -> float:
 
 def operands(m, n, k, device) -> tuple:
     """Return random inputs and weights, and the largest magnitudes of both."""
-    made = [torch.randn(size, k, device=device, dtype=DTYPE[device.type]) for size in (m, n)]
+    made = [torch.randn(size, k, device=device, dtype=bits.DTYPE[device.type]) for size in (m, n)]
     made[1] *= k**-0.5
     return (*made, *(x.abs().amax() for x in made))
 
 
 def tried(calls, given) -> tuple[dict, dict]:
-    """Return the calls that work, and the errors of the others."""
+    """Return the calls that work on these operands, and the errors of the others."""
     works, errors = {}, {}
     for name, call in calls.items():
         try:
-            call(*given)
+            timing.in_graph(timing.Cycle(call, given), given[0][0].device)
             works[name] = call
         except Exception as error:  # a processor has no product with scales of rows
             errors[name] = f"{type(error).__name__}: {imports.first_line(error)}"
@@ -113,8 +116,8 @@ def tried(calls, given) -> tuple[dict, dict]:
 
 def measured(calls, make, device, rounds) -> tuple[dict, dict]:
     """Return the milliseconds by round of the calls that work, and the errors of the others."""
-    given = timing.copies(make, device)
-    works, errors = tried(calls, given[0])
+    given = timing.copies(make, device) if device.type == "cuda" else [make()]
+    works, errors = tried(calls, given)
     cycles = {name: timing.Cycle(call, given) for name, call in works.items()}
     return timing.by_call(cycles, device, rounds), errors
 
@@ -123,13 +126,13 @@ def measure_speeds(run, device, rounds) -> dict:
     """Measure the speeds of the prediction; return them per millisecond."""
     n = session.MATRIX[device.type]
     session.measure_memory(run, device, rounds)
-    session.measure_product(run, device, "bf16" if device.type == "cuda" else "fp32", rounds)
-    one = torch.ones((), device=device)
+    session.measure_product(run, device, bits.WIDE[device.type], rounds)
+    one, n = torch.ones((), device=device), n if device.type == "cuda" else EMULATED
     x, y = (torch.randn(n, n, device=device).to(bits.E4M3) for _ in range(2))
     ms = session.median_ms(lambda: product(x, y, one, one), device, rounds)
     run.measure("product in 8 bits", 2 * n**3 / ms / 1e9, "TFLOP/s")
     memory, wide, eight = (m.value for m in log.read(run.folder).measures)
-    return {"memory": 1e6 * memory, "16 bits": 1e9 * wide, "8 bits": 1e9 * eight}
+    return {"memory": 1e6 * memory, "wide": 1e9 * wide, "8 bits": 1e9 * eight}
 
 
 def shapes(args):
@@ -143,7 +146,10 @@ def shapes(args):
 def casts(args, compiled, device) -> dict:
     """Return the times of the casts alone, of one large matrix, by way; and the errors."""
     x, _, largest, _ = operands(args.elements // 4096, 1, 4096, device)
-    make = lambda: (torch.randn_like(x),)
+
+    def make():
+        return (torch.randn_like(x),)
+
     before = compiled(delayed)
     calls = {"current": compiled(current), "delayed": lambda x: before(x, largest)}
     return measured(calls | {"row": compiled(row)}, make, device, args.rounds)
@@ -157,14 +163,15 @@ def main():
     parser.add_argument("--images", type=number, nargs="+", help="of a batch, 197 tokens each")
     parser.add_argument("--elements", type=number, help="numbers of the casts that are timed")
     parser.add_argument("--rounds", type=flags.at_least(2), default=5, help="timings of each")
-    parser.add_argument("--backend", default="inductor", help="torch.compile's backend")
+    parser.add_argument("--backend", help="torch.compile's backend")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()
-    compiled = partial(torch.compile, dynamic=True, backend=args.backend)
+    torch._dynamo.config.recompile_limit = 256  # each shape has code of its own
+    compiled = partial(torch.compile, dynamic=False, backend=args.backend)
     with session.begin(args, device) as (run, _), torch.no_grad():
         torch.manual_seed(0)
         timing.keep_pages()
-        speeds, wide = measure_speeds(run, device, args.rounds), DTYPE[device.type].itemsize
+        speeds, wide = measure_speeds(run, device, args.rounds), bits.DTYPE[device.type].itemsize
         ms, errors = casts(args, compiled, device)
         for way, found in ms.items():
             reads, writes = CAST[way]
@@ -175,11 +182,13 @@ def main():
         for part, shape in tqdm(list(shapes(args)), unit="layer"):
             make = partial(operands, *shape, device)
             ms, errors = measured(layers(compiled), make, device, args.rounds)
-            guess = {way: predicted(way, shape, speeds, wide) for way in ("16 bits", *CAST)}
+            guess = {way: predicted(way, shape, speeds, wide) for way in ("wide", *CAST)}
             name = f"{part}, M {shape[0]}, N {shape[1]}, K {shape[2]}"
             run.case(name, part=part, shape=shape, ms=ms, predicted=guess, errors=errors)
         for m, n, k in ((64, 64, 72), (64, 72, 64), (72, 64, 64)):  # one of them no multiple of 16
-            _, errors = tried({"current": layers(lambda f: f)["current"]}, operands(m, n, k, device))
+            _, errors = tried(
+                {"current": layers(lambda f: f)["current"]}, [operands(m, n, k, device)]
+            )
             result = errors.get("current", "works")
             run.case(f"M {m}, N {n}, K {k}", part="size", shape=(m, n, k), result=result)
 

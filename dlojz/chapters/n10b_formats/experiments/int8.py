@@ -3,7 +3,8 @@
 Submitted by a notebook: submit("dlojz/chapters/n10b_formats/experiments/int8.py").
 
 Weights and inputs are random, and no cache holds the weights: each call has others. The compiler
-is told to write matrix products itself, so that it can convert weights where it reads them.
+is told to write matrix products itself, so that it can convert weights where it reads them. On a
+processor the widest weights have 32 bits.
 """
 
 import argparse
@@ -22,20 +23,24 @@ from dlojz.training import flags, imports
 
 ON_GPU = {"widths": [1024, 2048, 4096, 8000], "batches": [], "width": 4096}
 ON_CPU = {"widths": [512, 1024, 2048], "batches": [], "width": 1024}
-DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}
 
 
-def made(kind: str, width: int, batch: int, device) -> tuple:
-    """Return random operands of a layer: the input, the weights, and their scales."""
-    dtype = DTYPE[device.type]
+def random(width: int, batch: int, device) -> tuple:
+    """Return random inputs and weights, in float32."""
     x, weight = (torch.randn(n, width, device=device) for n in (batch, width))
-    if kind == "16 bits":
-        return x.to(dtype), (weight / width**0.5).to(dtype)
+    return x, weight / width**0.5
+
+
+def made(kind: str, x, weight) -> tuple:
+    """Return the operands of a layer: the input, the weights, and their scales."""
+    dtype = bits.DTYPE[x.device.type]
+    if kind in bits.WIDE.values():
+        return x.to(dtype), weight.to(dtype)
     if kind == "torchao int8":
         return x.to(dtype), of_torchao(weight.to(dtype))
     values, scale = bits.quantized(weight, 4 if kind == "int4" else 8)
-    scale = scale.flatten() / width**0.5
-    return (x.to(dtype), bits.packed(values) if kind == "int4" else values, scale.to(dtype))
+    values = bits.packed(values) if kind == "int4" else values
+    return x.to(dtype), values, scale.flatten().to(dtype)
 
 
 def of_torchao(weight):
@@ -48,9 +53,9 @@ def of_torchao(weight):
     return layer.weight
 
 
-def ways(device, batch) -> dict:
+def ways(device, batch, with_compiled=True) -> dict:
     """Return the kind of the weights, and the function, by name."""
-    products = {"16 bits": functional.linear, "int8": bits.linear8}
+    products = {bits.WIDE[device.type]: functional.linear, "int8": bits.linear8}
     if batch == 1:
         products["int4"] = bits.linear4
     options = {"coordinate_descent_tuning": True}  # with it one row is a sum, not a library's call
@@ -58,7 +63,8 @@ def ways(device, batch) -> dict:
         options["max_autotune_gemm"] = batch > 1
     compiled = partial(torch.compile, dynamic=False, options=options)
     found = {kind: (kind, call) for kind, call in products.items()}
-    found |= {f"{kind}, compiled": (kind, compiled(call)) for kind, call in products.items()}
+    if with_compiled:
+        found |= {f"{kind}, compiled": (kind, compiled(call)) for kind, call in products.items()}
     if device.type == "cuda" and find_spec("torchao") and batch == 1:
         found["torchao int8, compiled"] = ("torchao int8", compiled(functional.linear))
     return found
@@ -68,16 +74,23 @@ def measured(args, width, batch, device):
     """Yield the name and the fields of each way; one that fails has its error instead of a time."""
     torch.compiler.reset()
     cycles, found, operands = {}, {}, {}
-    for name, (kind, call) in ways(device, batch).items():
+    x, weight = random(width, batch, device)
+    for name, (kind, call) in ways(device, batch, not args.eager).items():
         found[name] = {"way": name, "kind": kind, "width": width, "batch": batch}
         try:
+            out = call(*made(kind, x, weight))
+            found[name]["away"] = session.away([out.float()], [functional.linear(x, weight)])
             if kind not in operands:
-                make = partial(made, kind, width, batch, device)
+
+                def make(kind=kind):
+                    return made(kind, *random(width, batch, device))
+
                 operands[kind] = timing.copies(make, device)
-            call(*operands[kind][0])
             cycles[name] = timing.Cycle(call, operands[kind])
+            timing.in_graph(cycles[name], device)
             found[name]["bytes"] = sum(map(session.size, operands[kind][0][1:]))
         except Exception as error:  # of a compiler, or of a package: the others are still timed
+            cycles.pop(name, None)
             found[name]["error"] = f"{type(error).__name__}: {imports.first_line(error)}"
     for name, ms in timing.by_call(cycles, device, args.rounds).items():
         found[name]["ms"] = ms
@@ -92,13 +105,14 @@ def main():
     parser.add_argument("--batches", type=number, nargs="*", help="rows, with --width")
     parser.add_argument("--width", type=number, help="K = N of --batches")
     parser.add_argument("--rounds", type=flags.at_least(2), default=5, help="timings of each")
+    parser.add_argument("--eager", action="store_true", help="leave out what is compiled")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()
     with session.begin(args, device) as (run, _), torch.no_grad():
         torch.manual_seed(0)
         timing.keep_pages()
         session.measure_memory(run, device, args.rounds)
-        session.measure_product(run, device, "bf16" if device.type == "cuda" else "fp32", 3)
+        session.measure_product(run, device, bits.WIDE[device.type], args.rounds)
         cases = [(width, 1) for width in args.widths] + [(args.width, b) for b in args.batches]
         for width, batch in tqdm(cases, unit="size"):
             for name, fields in measured(args, width, batch, device):

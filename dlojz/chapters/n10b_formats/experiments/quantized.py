@@ -33,7 +33,7 @@ def rounded(model, count: int, per):
 
 def accuracies(model, evaluate):
     """Yield the bits, what shares a scale, the accuracy, and the distance of the weights."""
-    yield 16, "none", {"accuracy": evaluate(model), "away": 0.0}
+    yield None, None, {"accuracy": evaluate(model), "away": 0.0}
     for per, width in SCALES.items():
         for count in BITS:
             changed, away = rounded(model, count, width)
@@ -44,7 +44,7 @@ def speeds(model, evaluate, device, rounds):
     """Yield the way and the milliseconds of each evaluation."""
     small = bits.replace(copy.deepcopy(model))
     yield "int8, accuracy", {"accuracy": evaluate(small)}
-    calls = {"16 bits": model, "int8": small}
+    calls = {bits.WIDE[device.type]: model, "int8": small}
     if device.type == "cuda":
         calls |= {f"{name}, compiled": torch.compile(each) for name, each in calls.items()}
     for name in list(calls):
@@ -79,7 +79,7 @@ def main():
         run.measure("weights", whole, "")
         run.measure("weights of linear layers", inside, "")
         for way, fields in speeds(model, evaluate, device, args.rounds):
-            run.case(way, bits=8 if way.startswith("int8") else 16, per="evaluation", **fields)
+            run.case(way, bits=None, per=None, way=way, **fields)
 
 
 if __name__ == "__main__":
