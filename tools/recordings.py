@@ -346,6 +346,8 @@ RECORDINGS = {
         "10-shapes": at("shapes.py"),
         "10-inline": at("inline.py"),  # with nvcc installed
         "10-dispatch": at("dispatch.py"),
+    },
+    "10b": {  # their sizes suit the device
         "10b-int8": at("int8.py"),  # with torchao installed
         "10b-batches": f"{at('int8.py')} --widths --batches 1 4 16 64 128 256 512 1024",
         "10b-quantized": at("quantized.py"),
