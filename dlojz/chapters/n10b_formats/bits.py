@@ -13,9 +13,9 @@ TINY = 1e-12  # instead of a largest number of zero
 
 
 def quantized(weight, bits: int = 8, per="row"):
-    """Return whole numbers of so many bits and their scales, one for each line of both.
+    """Return whole numbers of a few bits and their scales, one for each line of both.
 
-    per: the numbers that share a scale: "tensor", "row", or so many neighbours of a row.
+    per: the numbers that share a scale: "tensor", "row", or a number of neighbours in a row.
     """
     width = {"tensor": weight.numel(), "row": weight.shape[-1]}.get(per, per)
     lines, most = weight.reshape(-1, width), 2 ** (bits - 1) - 1

@@ -88,6 +88,15 @@ def _fewer(cases, width) -> str:
     return f"{width:,} x {width:,} weights and one row, relative to {wide}: {'; '.join(told)}"
 
 
+def gain(run) -> float | None:
+    """Return the speed of compiled int8 at the largest width, relative to the wide weights."""
+    cases = _timed(run, several=False)
+    most = max(case["width"] for case in cases)
+    ms = {c["way"]: statistics.median(c["ms"]) for c in cases if c["width"] == most}
+    wide = next(way for way in ms if way in WIDE)
+    return ms[wide] / ms["int8, compiled"] if "int8, compiled" in ms else None
+
+
 def weights(run) -> Table:
     """Return a table of each way at the largest width: bytes of a weight, error, bytes per s."""
     cases = weights_of(run).cases.values()
@@ -114,11 +123,15 @@ def _row(case):
 
 
 def plot_batches(run, ax=None):
-    """Draw the gain of int8 over the wide weights by the rows of a batch, and the roof's."""
+    """Draw the gain of int8 over the wide weights by the rows of a batch, and the roof's.
+
+    run: one with --batches.
+    """
     cases, speeds = weights_of(run).cases.values(), _speeds(run)
     wide = {c["batch"]: c for c in cases if c["way"] in WIDE and "ms" in c}
     memory, product = 1e9 * speeds["memory"], 1e12 * speeds["matrix product"]
     kind, width = next((c["way"], c["width"]) for c in wide.values())
+    cases = [case for case in cases if case["width"] == width and "ms" in case]
     batches = np.geomspace(min(wide), max(wide), 200)
     times = {}
     for each in (kind, "int8"):  # weights, and what goes in and out
@@ -126,7 +139,7 @@ def plot_batches(run, ax=None):
         times[each] = np.maximum(moved / memory, 2 * width**2 * batches / product)
     with drawing.axes(ax, (9, 4.4)) as ax:
         for way, ls in (("int8", ":"), ("int8, compiled", "-")):
-            mine = [c for c in cases if c["way"] == way and "ms" in c and c["batch"] in wide]
+            mine = [c for c in cases if c["way"] == way]
             if mine:
                 ratios = [_ratio(case, wide[case["batch"]]) for case in mine]
                 look = {"ls": ls, "color": SERIES[1], "label": way}
@@ -148,12 +161,11 @@ def _until(cases, wide, batches, predicted) -> str:
         case["batch"]
         for case in cases
         if case["way"] == "int8, compiled"
-        and "ms" in case
         and statistics.median(_ratio(case, wide[case["batch"]])) > 1
     ]
     measured = f"up to {max(pays)} rows" if pays else "for none of these batches"
     above = batches[predicted > 1.05]
-    return f"int8 pays {measured}; under the roof it would up to {above.max():,.0f}"
+    return f"Compiled int8 is faster {measured}; under the roof, up to {above.max():,.0f}"
 
 
 # A trained model ---------------------------------------------------------------------------------
@@ -169,7 +181,7 @@ def plot_bits(run, axes=None):
             bits = sorted({case["bits"] for case in mine}, reverse=True)
             for ax, what in zip(axes, ("accuracy", "away"), strict=True):
                 spans = [[100 * c[what] for c in mine if c["bits"] == n] for n in bits]
-                _bars(ax, bits, spans, color=colour, label=f"a scale for each {per}")
+                _bars(ax, bits, spans, color=colour, label=f"a scale per {per}")
         axes[0].axhspan(100 * min(before), 100 * max(before), color=PALETTE["limit"], alpha=0.2)
         axes[0].axhline(100 * statistics.mean(before), color=PALETTE["limit"], label="before")
         axes[0].set(ylabel="accuracy (%)", xlabel="bits of a weight")
@@ -177,7 +189,7 @@ def plot_bits(run, axes=None):
         axes[1].set_xlabel("bits of a weight")
         for ax in axes:
             ax.invert_xaxis()
-        drawing.legend(axes[0], 4)
+        drawing.legend(axes[0], 2)
         seeds = f"a bar spans {len(before)} trainings; {drawing.where(run)}"
         drawing.entitle(axes[0], _kept(cases, before), seeds)
     return axes
@@ -285,7 +297,7 @@ def _layers(run) -> list[dict]:
 
 
 def gains(case, way) -> tuple[float, float]:
-    """Return how many times as fast a layer is in FP8: predicted, and measured."""
+    """Return the gain of FP8 for a layer: predicted, and measured."""
     middle = {name: statistics.median(ms) for name, ms in case["ms"].items()}
     guess = case["predicted"]
     return guess["wide"] / guess[way], middle["wide"] / middle[way]
@@ -313,7 +325,8 @@ def plot_break_even(run, axes=None):
             rows = [case["shape"][0] for case in mine]
             right.plot(rows, found[:, 1], label=f"{k:,} to {n:,}", **look)
             right.plot(rows, found[:, 0], color=look["color"], ls=":")
-        right.set(xscale="log", xlabel="rows (tokens of a batch)", ylabel="gain, current scales")
+        right.set(xlabel="rows (tokens of a batch)", ylabel="gain, current scales")
+        right.set(xscale="log", ylim=(0, None))
         drawing.legend(left, 4)
         drawing.legend(right, 3)
         drawing.entitle(left, _even(cases, speeds), f"dotted: predicted; {drawing.where(run)}")
@@ -333,7 +346,7 @@ def _even(cases, speeds) -> str:
 
 
 def sizes(run) -> Table:
-    """Return a table of products in 8 bits, one of whose sizes is no multiple of 16."""
+    """Return a table of products in 8 bits, with a size that is not a multiple of 16."""
     cases = layers_of(run).cases
     rows = [(name, c["result"][:110]) for name, c in cases.items() if c["part"] == "size"]
     return Table(("(M, K) times (K, N)", "result"), rows, "<<")

@@ -185,7 +185,11 @@ def main():
             guess = {way: predicted(way, shape, speeds, wide) for way in ("wide", *CAST)}
             name = f"{part}, M {shape[0]}, N {shape[1]}, K {shape[2]}"
             run.case(name, part=part, shape=shape, ms=ms, predicted=guess, errors=errors)
-        for m, n, k in ((64, 64, 72), (64, 72, 64), (72, 64, 64)):  # one of them no multiple of 16
+        for m, n, k in (
+            (64, 64, 72),
+            (64, 72, 64),
+            (72, 64, 64),
+        ):  # one of them not a multiple of 16
             _, errors = tried(
                 {"current": layers(lambda f: f)["current"]}, [operands(m, n, k, device)]
             )
