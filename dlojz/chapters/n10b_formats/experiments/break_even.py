@@ -160,7 +160,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     number = flags.at_least(1)
     parser.add_argument("--models", type=number, nargs="+", help="widths of transformers")
-    parser.add_argument("--images", type=number, nargs="+", help="of a batch, 197 tokens each")
+    parser.add_argument("--images", type=number, nargs="+", help="images of a batch, 197 tokens each")
     parser.add_argument("--elements", type=number, help="numbers of the casts that are timed")
     parser.add_argument("--rounds", type=flags.at_least(2), default=5, help="timings of each")
     parser.add_argument("--backend", help="torch.compile's backend")

@@ -3,7 +3,7 @@
 Submitted by a notebook: submit("dlojz/chapters/n10b_formats/experiments/int8.py").
 
 Weights and inputs are random, and no cache holds the weights: each call has others. The compiler
-is told to write matrix products itself, so that it can convert weights where it reads them. On a
+may write matrix products itself, so that it can convert weights where it reads them. On a
 processor the widest weights have 32 bits.
 """
 

@@ -36,7 +36,10 @@ def kept(x, scale, dtype):
 
 
 class Watch:
-    """The casts of the tensors of a model's linear layers, in some steps. every: steps from one to the next."""
+    """The casts of the tensors of a model's linear layers, in some steps.
+
+    every: steps from one to the next.
+    """
 
     def __init__(self, model, every: int):
         self.every, self.step = every, -1

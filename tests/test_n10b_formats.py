@@ -1,0 +1,233 @@
+"""Chapter 10b: fewer bits keep what they say, and its figures say what their logs say."""
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from logs import experiment, measure
+from programs import experiment_file, load, run_main
+
+mpl.use("Agg")
+
+from dlojz.chapters import n10b_formats as n10b
+from dlojz.chapters import session
+from dlojz.chapters.n10_kernels import timing
+from dlojz.chapters.n10b_formats import bits, figures
+from dlojz.runs import log
+
+CPU = torch.device("cpu")
+TINY = "--image-size 16 --classes 2 --images-per-class 8 --val-per-class 4 --epochs 2 "
+TINY += "--batch-size 8 --layers 1 --width 32"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Small ceilings and operands, in one thread."""
+    monkeypatch.setattr(session, "COPY_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr(session, "MATRIX", {"cpu": 64})
+    monkeypatch.setattr(timing, "COLD_BYTES", {"cpu": 1 << 16})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def title(ax):
+    return np.ravel(ax)[0].figure.get_suptitle()
+
+
+# Whole numbers -----------------------------------------------------------------------------------
+
+
+def test_a_number_is_off_by_at_most_half_a_step_of_its_scale():
+    weight = torch.randn(6, 32) * torch.logspace(-3, 3, 6)[:, None]
+    for count, per in ((8, "row"), (4, 8), (3, "tensor")):
+        values, scale = bits.quantized(weight, count, per)
+        off = (bits.restored(weight, count, per) - weight).reshape(values.shape).abs()
+        assert (off <= 0.5001 * scale).all()
+        assert values.abs().max() == 2 ** (count - 1) - 1
+
+
+def test_a_row_of_zeros_stays_zero():
+    assert bits.restored(torch.zeros(2, 4)).eq(0).all()
+
+
+def test_a_scale_for_each_row_saves_the_rows_of_small_numbers():
+    weight = torch.randn(2, 64) * torch.tensor([[1.0], [1000.0]])
+    away = {
+        per: session.away([bits.restored(weight, 8, per)[:1]], [weight[:1]])
+        for per in ("row", "tensor")
+    }
+    assert away["row"] < 0.02 < 0.5 < away["tensor"]
+
+
+def test_packing_is_exact_for_each_pair():
+    values = torch.cartesian_prod(*2 * [torch.arange(-8, 8, dtype=torch.int8)])
+    pairs = bits.packed(values)
+    assert pairs.nbytes * 2 == values.nbytes
+    assert torch.equal(bits.unpacked(pairs), values)
+
+
+def test_products_are_those_of_the_restored_weights():
+    x, weight = torch.randn(1, 32), torch.randn(8, 32)
+    for count, linear in ((8, bits.linear8), (4, bits.linear4)):
+        values, scale = bits.quantized(weight, count)
+        values = bits.packed(values) if count == 4 else values
+        expected = x @ bits.restored(weight, count).T
+        assert torch.allclose(linear(x, values, scale.flatten()), expected, atol=1e-4)
+
+
+def test_int8_weights_pass_gradients_on_and_have_none():
+    layer = bits.Linear8(torch.nn.Linear(8, 4))
+    x = torch.randn(3, 8, requires_grad=True)
+    layer(x).sum().backward()
+    assert torch.allclose(x.grad[0], (layer.weight * layer.scale[:, None]).sum(0))
+    assert [name for name, _ in layer.named_parameters()] == ["bias"]
+    with pytest.raises(RuntimeError, match="floating point"):
+        layer.weight.requires_grad_()
+
+
+def test_only_linear_layers_change():
+    block = torch.nn.TransformerEncoderLayer(16, 2, 32)
+    assert [*bits.linears(block)] == ["linear1", "linear2"]
+    assert isinstance(bits.replace(block).linear1, bits.Linear8)
+
+
+# Floats ------------------------------------------------------------------------------------------
+
+
+def test_formats_are_those_of_the_table():
+    assert {name.max for name in map(torch.finfo, (bits.E4M3, bits.E5M2))} == {448, 57344}
+    for dtype, least in ((bits.E4M3, 2.0**-9), (bits.E5M2, 2.0**-16)):
+        assert torch.tensor(least).to(dtype).float() == least
+        assert torch.tensor(least / 4).to(dtype).float() == 0
+
+
+def test_a_number_beyond_the_range_is_clipped_not_infinite():
+    found = bits.cast(torch.tensor([1e6, -1e6]), torch.tensor(1.0), bits.E4M3)
+    assert found.float().tolist() == [448, -448]
+
+
+def test_the_shares_of_a_cast_are_counted():
+    scales = load("scales")
+    x = torch.tensor([0.0, 1e-9, 1.0, 1000.0])
+    away, zeros, clipped = scales.kept(x, torch.tensor(1.0), bits.E4M3).tolist()
+    assert (zeros, clipped) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert away == pytest.approx(552 / 1000, rel=1e-3)
+
+
+def test_a_delayed_scale_does_not_know_its_own_step():
+    scales = load("scales")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    watch = scales.Watch(model, every=1)
+    for magnitude in (1.0, 16.0):
+        watch()
+        model(magnitude * torch.ones(3, 4, requires_grad=True)).sum().backward()
+    cases = {(c["tensor"], c["format"], c["scale"]): c for c in watch.cases()}
+    assert cases["inputs", "E4M3", "delayed"]["clipped"] == [0, 1]
+    assert cases["inputs", "E4M3", "tensor"]["clipped"] == [0, 0]
+    assert cases["inputs", "E4M3", "delayed"]["away"][1] == pytest.approx(15 / 16)
+    assert cases["gradients", "E5M2", "row"]["steps"] == [0, 1]
+
+
+def test_the_break_even_does_not_depend_on_the_inputs():
+    """M N / (M + N) > 5 P / B, if the product in 8 bits is twice as fast."""
+    even = load("break_even")
+    speeds = {"memory": 1e3, "wide": 1e6, "8 bits": 2e6}  # 5 P / B is 5,000
+    for k in (2048, 65536):
+        for n, faster in ((4096, False), (16384, True)):
+            shape = (1 << 20, n, k)
+            gain = even.predicted("wide", shape, speeds, 2) / even.predicted(
+                "current", shape, speeds, 2
+            )
+            assert (gain > 1) == faster
+
+
+# The programs ------------------------------------------------------------------------------------
+
+
+def test_weights_are_timed_and_their_errors_logged(tmp_path):
+    run = run_main(
+        experiment_file("int8.py"),
+        tmp_path,
+        *"--widths 32 --batches 4 --width 32 --rounds 2 --eager".split(),
+    )
+    cases = log.read(run).cases
+    assert {case["way"] for case in cases.values()} == {"fp32", "int8", "int4"}
+    away = {c["way"]: c["away"] for c in cases.values() if c["batch"] == 1}
+    assert away["fp32"] < 1e-6 < away["int8"] < 0.02 < away["int4"] < 0.3
+    assert len(n10b.weights(run)) == 3
+    n10b.plot_weights(run), n10b.plot_batches(run)
+    assert n10b.gain(run) is None
+
+
+def test_a_trained_model_is_evaluated_by_the_trainer(tmp_path):
+    run = run_main(experiment_file("quantized.py"), tmp_path, *f"{TINY} --rounds 2".split())
+    cases = log.read(run).cases
+    assert cases["int8, accuracy"]["accuracy"] == cases["8 bits, row, seed 0"]["accuracy"]
+    away = [cases[f"{n} bits, row, seed 0"]["away"] for n in (8, 6, 5, 4, 3, 2)]
+    assert away == sorted(away)
+    assert n10b.evaluations(run).rows[-1][0] == "share of the weights in those layers"
+    assert "within a point of" in title(n10b.plot_bits(run))
+
+
+def test_the_tensors_of_a_training_are_cast(tmp_path):
+    run = run_main(experiment_file("scales.py"), tmp_path, *f"{TINY} --every 1".split())
+    assert len(log.read(run).cases) == 3 * 2 * 5
+    table = n10b.formats(run)
+    assert [row[0] for row in table.rows] == [
+        t for t in ("inputs", "weights", "gradients") for _ in range(6)
+    ]
+    assert "power of two of room" in title(n10b.plot_delayed(run))
+
+
+def test_layers_in_fp8_are_timed_beside_their_prediction(tmp_path):
+    flags = "--models 16 --images 1 --elements 4096 --rounds 2".split()
+    run = run_main(experiment_file("break_even.py"), tmp_path, *flags)
+    found = log.read(run)
+    layer = found.cases["MLP, first, M 197, N 64, K 16"]
+    assert set(layer["ms"]) | set(layer["errors"]) == {"wide", "current", "delayed", "row"}
+    assert set(layer["predicted"]) == {"wide", "current", "delayed", "row"}
+    assert len(n10b.casts(run)) == len(n10b.sizes(run)) == 3
+    n10b.plot_break_even(run)
+
+
+def test_products_in_fp8_are_those_of_the_casts():
+    even = load("break_even")
+    x, weight, *largest = even.operands(16, 32, 48, CPU)
+    calls = even.layers(lambda function: function)
+    exact = calls["wide"](x, weight)
+    for way in ("current", "delayed"):
+        assert 0.01 < session.away([calls[way](x, weight, *largest)], [exact]) < 0.06
+
+
+# The figures -------------------------------------------------------------------------------------
+
+
+def logged(path, cases, **speeds):
+    """The log of cases by name, and of the speeds of a machine."""
+    events = [measure(name.replace("_", " "), value, "") for name, value in speeds.items()]
+    return experiment(path, *events, *({"event": "case", "case": n, **c} for n, c in cases.items()))
+
+
+def timed(way, kind, ms, batch=1):
+    about = {"way": way, "kind": kind, "width": 1000, "batch": batch, "away": 0.01}
+    return {f"{way} {batch}": about | {"ms": [ms, ms]}}
+
+
+def test_the_title_compares_weights_at_the_largest_width(tmp_path):
+    cases = timed("bf16", "bf16", 0.004) | timed("int8, compiled", "int8", 0.002)
+    run = logged(tmp_path / "a.jsonl", cases, memory=500.0, matrix_product=1.0)
+    assert "relative to bf16: int8, compiled x 2" in title(n10b.plot_weights(run))
+    assert n10b.gain(run) == 2
+    assert n10b.weights(run).rows[1][-1] == "500"
+
+
+def test_a_layer_is_faster_in_fp8_or_not(tmp_path):
+    case = {"part": "MLP, first", "shape": [64, 64, 64], "errors": {}}
+    case |= {"ms": {"wide": [2.0, 2.0], "current": [1.0, 1.0]}}
+    case |= {"predicted": {"wide": 3.0, "current": 2.0, "delayed": 1.0, "row": 2.0}}
+    assert figures.gains(case, "current") == (1.5, 2)
+    speeds = dict.fromkeys(("memory", "matrix_product", "product_in_8_bits"), 1.0)
+    ax = n10b.plot_break_even(logged(tmp_path / "a.jsonl", {"a": case}, **speeds))
+    assert "predicted to be faster for 1 of 1 layers, faster for 1" in title(ax)
