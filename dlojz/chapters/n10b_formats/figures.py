@@ -24,7 +24,7 @@ layers_of = partial(drawing.of_experiment, field="part", experiment="experiments
 
 
 def _speeds(run) -> dict[str, float]:
-    """Return what a run measured once, by name: memory in GB/s, products in TFLOP/s."""
+    """Return the speeds of a machine, by name: memory in GB/s, products in TFLOP/s."""
     return {m.what: m.value for m in log.read(run).measures}
 
 
@@ -40,7 +40,7 @@ def _bars(ax, x, spans, **look):
 
 
 def _ratio(case, than) -> list[float]:
-    """Return how many times as fast a case is as another one, by round."""
+    """Return the speed of a case relative to another one, by round."""
     return [a / b for a, b in zip(than["ms"], case["ms"], strict=True)]
 
 

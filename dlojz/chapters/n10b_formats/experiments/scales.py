@@ -22,7 +22,7 @@ ROUNDING = 1 + 1e-5  # of a largest number times its own scale
 
 
 def kept(x, scale, dtype):
-    """Return what 8 bits make of a tensor: its distance, the share of zeros, and of clipped ones.
+    """Return the distance of a tensor from its cast, the share of zeros, and of clipped numbers.
 
     Numbers that were zero before do not count.
     """
