@@ -27,6 +27,7 @@ ON_CPU = {"models": [32], "images": [1], "elements": 2**20, "backend": "eager"}
 EMULATED = 64  # rows of a matrix product
 TOKENS = 197  # of an image of 224 pixels
 CAST = {"current": (2, 1), "delayed": (1, 1), "row": (2, 1)}  # times that it reads, and writes
+CAST |= {"delayed, row by row": (1, 1)}
 
 
 # The casts ---------------------------------------------------------------------------------------
@@ -42,6 +43,12 @@ def delayed(x, largest):
     """Return a tensor in E4M3 by a magnitude of before, and its own for later, in one pass."""
     scale = bits.scaled(largest, bits.E4M3)
     return bits.cast(x.float(), scale), scale.reciprocal(), x.abs().amax()
+
+
+def row_by_row(x, largest):
+    """Return what `delayed` does; a maximum of each row first, so that one kernel can do both."""
+    scale = bits.scaled(largest, bits.E4M3)
+    return bits.cast(x.float(), scale), scale.reciprocal(), x.abs().amax(1).amax()
 
 
 def row(x):
@@ -150,8 +157,9 @@ def casts(args, compiled, device) -> dict:
     def make():
         return (torch.randn_like(x),)
 
-    before = compiled(delayed)
+    before, rows = compiled(delayed), compiled(row_by_row)
     calls = {"current": compiled(current), "delayed": lambda x: before(x, largest)}
+    calls["delayed, row by row"] = lambda x: rows(x, largest)
     return measured(calls | {"row": compiled(row)}, make, device, args.rounds)
 
 
@@ -160,7 +168,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     number = flags.at_least(1)
     parser.add_argument("--models", type=number, nargs="+", help="widths of transformers")
-    parser.add_argument("--images", type=number, nargs="+", help="images of a batch, 197 tokens each")
+    parser.add_argument(
+        "--images", type=number, nargs="+", help="images of a batch, 197 tokens each"
+    )
     parser.add_argument("--elements", type=number, help="numbers of the casts that are timed")
     parser.add_argument("--rounds", type=flags.at_least(2), default=5, help="timings of each")
     parser.add_argument("--backend", help="torch.compile's backend")
@@ -182,7 +192,10 @@ def main():
         for part, shape in tqdm(list(shapes(args)), unit="layer"):
             make = partial(operands, *shape, device)
             ms, errors = measured(layers(compiled), make, device, args.rounds)
-            guess = {way: predicted(way, shape, speeds, wide) for way in ("wide", *CAST)}
+            guess = {
+                way: predicted(way, shape, speeds, wide)
+                for way in ("wide", "current", "delayed", "row")
+            }
             name = f"{part}, M {shape[0]}, N {shape[1]}, K {shape[2]}"
             run.case(name, part=part, shape=shape, ms=ms, predicted=guess, errors=errors)
         for m, n, k in (
