@@ -1,14 +1,18 @@
 """Chapter 10b: fewer bits keep what they say, and its figures say what their logs say."""
 
+import statistics
+
 import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from claims import claims
 from logs import experiment, measure
 from programs import experiment_file, load, run_main
 
 mpl.use("Agg")
 
+from dlojz import runs
 from dlojz.chapters import n10b_formats as n10b
 from dlojz.chapters import session
 from dlojz.chapters.n10_kernels import timing
@@ -231,3 +235,53 @@ def test_a_layer_is_faster_in_fp8_or_not(tmp_path):
     speeds = dict.fromkeys(("memory", "matrix_product", "product_in_8_bits"), 1.0)
     ax = n10b.plot_break_even(logged(tmp_path / "a.jsonl", {"a": case}, **speeds))
     assert "predicted to be faster for 1 of 1 layers, faster for 1" in title(ax)
+
+
+# The recordings ----------------------------------------------------------------------------------
+
+
+def medians(name, field="way", **wanted):
+    """The median milliseconds of a recording's cases, by way."""
+    cases = log.read(runs.recorded(f"h100/10b-{name}")).cases.values()
+    mine = [c for c in cases if "ms" in c and wanted.items() <= c.items()]
+    return {c[field]: statistics.median(c["ms"]) for c in mine}
+
+
+@claims("10b_formats")
+def test_the_gain_of_int8_is_that_of_its_kernel():
+    ms = medians("int8", width=8000)
+    reads = {
+        way: figures.BYTES[way.partition(",")[0]] * 64 / t
+        for way, t in ms.items()
+        if "torchao" not in way
+    }
+    yield f"int8 is {ms['bf16'] / ms['int8, compiled']:.2f} times as fast as bf16"
+    yield f"for int8 reads {reads['int8, compiled']:,.0f} GB/s"
+    yield f"and the library's for bf16 {reads['bf16']:,.0f}"
+    gain = ms["bf16, compiled"] / ms["int8, compiled"]
+    yield f"reads {reads['bf16, compiled']:,.0f}: against that one int8 gains {gain:.2f}"
+    yield f"Eager int8 is {ms['int8'] / ms['bf16']:.1f} times *slower*"
+    yield f"reads only {reads['int4, compiled']:,.0f} GB/s"
+    rows = n10b.weights(runs.recorded("h100/10b-int8")).rows
+    away = {row[0]: float(row[2].rstrip("%")) for row in rows}
+    yield f"{away['int8']} % of the output, of which bf16 itself has {away['bf16']} %"
+    yield f"The error is {away['int4']:.0f} % with one scale"
+
+
+@claims("10b_formats")
+def test_the_break_even_is_where_it_was_predicted():
+    run = runs.recorded("h100/10b-break-even")
+    found = {tuple(c["shape"]): figures.gains(c, "current") for c in figures._layers(run)}
+    guessed, true = ([gain[at] > 1 for gain in found.values()] for at in (0, 1))
+    right = sum(a == b for a, b in zip(guessed, true, strict=True))
+    yield f"Predicted for {sum(guessed)} of {len(found)} layers, measured for {sum(true)}"
+    yield f"and the prediction is right for {right}"
+    best = max(gain for _, gain in found.values())
+    speeds = figures._speeds(run)
+    limit = 5 * 1e3 * speeds["matrix product"] / speeds["memory"]
+    assert 1280 < limit < 1305, "about 1,300"
+    assert all(gain < 1 for (m, n, _), (_, gain) in found.items() if n < limit or m == 197)
+    product = speeds["product in 8 bits"] / speeds["matrix product"]
+    yield f"The best layer gains {best:.2f}, where a product without casts gains {product:.2f}"
+    results = dict(n10b.sizes(run).rows)
+    assert ["works" in result for result in results.values()] == [False, False, True]

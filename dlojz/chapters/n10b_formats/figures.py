@@ -4,6 +4,7 @@ import statistics
 from functools import partial
 
 import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from dlojz.figures import drawing, report
 from dlojz.figures.report import PALETTE, SERIES
@@ -315,6 +316,10 @@ def plot_break_even(run, axes=None):
         ends = [0.9 * min(left.axis()[::2]), 1.1 * max(left.axis()[1::2])]
         left.plot(ends, ends, "k--", lw=1, label="as predicted")
         left.set(xscale="log", yscale="log", xlabel="predicted gain", ylabel="measured gain")
+        for axis in (left.xaxis, left.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_minor_formatter(NullFormatter())
         for ax in (left, right):
             ax.axhline(1, color=PALETTE["limit"], lw=1)
         kinds = dict.fromkeys((case["part"], *case["shape"][1:]) for case in cases)
