@@ -191,7 +191,7 @@ def plot_bits(run, axes=None):
         for ax in axes:
             ax.invert_xaxis()
         drawing.legend(axes[0], 2)
-        seeds = f"a bar spans {len(before)} trainings; {drawing.where(run)}"
+        seeds = f"seeds: {len(before)}, a bar spans them; {drawing.where(run)}"
         drawing.entitle(axes[0], _kept(cases, before), seeds)
     return axes
 
@@ -210,7 +210,8 @@ def _kept(cases, before) -> str:
                 break
             enough.append(bits)
         told.append(f"{min(enough) if enough else 'none'} ({per})")
-    return f"Bits that keep the accuracy within a point of {mean:.1%}: {', '.join(told)}"
+    told = ", ".join(told)
+    return f"Fewest bits that stay within a point of {mean:.1%}, by what shares a scale: {told}"
 
 
 def evaluations(run) -> Table:
