@@ -255,7 +255,9 @@ def test_the_gain_of_int8_is_that_of_its_kernel():
         for way, t in ms.items()
         if "torchao" not in way
     }
-    yield f"int8 is {ms['bf16'] / ms['int8, compiled']:.2f} times as fast as bf16"
+    gain = ms["bf16"] / ms["int8, compiled"]
+    yield f"int8 is {gain:.2f} times as fast as bf16"
+    yield f"up to {gain:.2f} times the speed of a layer with one row"
     yield f"for int8 reads {reads['int8, compiled']:,.0f} GB/s"
     yield f"and the library's for bf16 {reads['bf16']:,.0f}"
     gain = ms["bf16, compiled"] / ms["int8, compiled"]
@@ -282,6 +284,56 @@ def test_the_break_even_is_where_it_was_predicted():
     assert 1280 < limit < 1305, "about 1,300"
     assert all(gain < 1 for (m, n, _), (_, gain) in found.items() if n < limit or m == 197)
     product = speeds["product in 8 bits"] / speeds["matrix product"]
+    yield f"and {best:.2f} times that of a large one in FP8"
     yield f"The best layer gains {best:.2f}, where a product without casts gains {product:.2f}"
     results = dict(n10b.sizes(run).rows)
     assert ["works" in result for result in results.values()] == [False, False, True]
+
+
+@claims("10b_formats")
+def test_the_bits_of_a_trained_model_are_those_of_the_recording():
+    cases = log.read(runs.recorded("cpu/10b-quantized")).cases.values()
+    found, away = {}, {}
+    for case in cases:
+        if "seed" in case:
+            found.setdefault((case["per"], case["bits"]), []).append(case["accuracy"])
+            away.setdefault((case["per"], case["bits"]), []).append(case["away"])
+    mean = {key: statistics.mean(values) for key, values in found.items()}
+    before = mean[None, None]
+    yield f"{before:.0%} of 400 images".replace("%", " %")
+    assert all(abs(mean[per, 4] - before) < 0.01 for per in figures.SHARED)
+    lost = statistics.mean(before - mean[per, 2] for per in figures.SHARED)
+    yield f"two cost {100 * lost:.0f} points"
+    for bits_ in (8, 6, 5, 4, 3, 2):
+        errors = [statistics.mean(away[per, bits_]) for per in ("tensor", "row", "32 numbers")]
+        assert errors == sorted(errors, reverse=True)
+    rows = n10b.evaluations(runs.recorded("cpu/10b-quantized")).rows
+    yield f"which is {rows[-1][1].replace('%', ' %')} of this model's weights"
+
+
+@claims("10b_formats")
+def test_formats_and_scales_are_those_of_the_recordings():
+    run = runs.recorded("cpu/10b-scales")
+    rows = {row[:3]: row[3:] for row in n10b.formats(run).rows}
+    _, zeros = rows["gradients", "E4M3", "of the tensor"]
+    for name in ("E4M3", "E5M2"):
+        off = [float(rows[t, name, "of the tensor"][0][:-1]) for t in ("gradients", "weights")]
+        yield f"{name}{' is off' * (name == 'E4M3')} by {off[0]:.1f} to {off[1]:.1f} %"
+    yield f"{float(zeros.rstrip('%')):.1f} % of them became zero"
+    assert rows["gradients", "E4M3", "none"][1] > "99"
+    assert 0.6 < float(rows["gradients", "E5M2", "none"][1].rstrip("%")) / 100 < 0.7
+    cases = log.read(run).cases
+    worst = {s: 100 * max(cases[f"gradients, E5M2, {s}"]["worst"]) for s in ("delayed", "tensor")}
+    yield f"an error of {worst['delayed']:.0f} %, where the current scale has {worst['tensor']:.0f}"
+    ms = medians("break-even", part="cast")
+    yield f"{ms['delayed']:.3f} and {ms['current']:.3f} ms"
+    yield f"At {3 * 2**26 / ms['delayed'] / 1e6:,.0f} GB/s"
+    yield f"would make it {5 * 2**26 / ms['delayed'] / 1e6:,.0f}"
+    yield f"{5 * 2**26 / ms['row'] / 1e6:,.0f} GB/s are more than the memory has"
+
+
+@claims("10b_formats")
+def test_the_bend_is_that_of_notebook_10():
+    speeds = figures._speeds(runs.recorded("h100/10-intensity"))
+    yield f"{speeds['matrix product']:.0f} TFLOP/s and {speeds['memory'] / 1000:.2f} TB/s"
+    yield f"At {1000 * speeds['matrix product'] / speeds['memory']:.0f} rows bf16 reaches the bend"

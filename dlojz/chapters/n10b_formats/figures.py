@@ -260,7 +260,7 @@ def plot_delayed(run, axes=None):
                 label = scale.replace("tensor", "current")
                 look = {"color": colour, "label": label, "marker": "o", "ms": 3}
                 ax.plot(case["steps"], [100 * value for value in case["worst"]], **look)
-            ax.set(xlabel=f"step ({tensor}, {kind})", yscale="log")
+            ax.set(xlabel=f"step ({tensor}, {kind})", ylim=(0, None))
         axes[0].set_ylabel("error of the worst layer (%)")
         drawing.legend(axes[0], 3)
         drawing.entitle(axes[0], _late(cases), f"history of 16 steps; {drawing.where(run)}")

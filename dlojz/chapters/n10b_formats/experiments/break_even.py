@@ -46,7 +46,7 @@ def delayed(x, largest):
 
 
 def row_by_row(x, largest):
-    """Return what `delayed` does; a maximum of each row first, so that one kernel can do both."""
+    """Return the same as `delayed`, by a maximum of each row first: one kernel can do both."""
     scale = bits.scaled(largest, bits.E4M3)
     return bits.cast(x.float(), scale), scale.reciprocal(), x.abs().amax(1).amax()
 
