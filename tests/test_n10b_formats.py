@@ -292,7 +292,7 @@ def test_the_break_even_is_where_it_was_predicted():
 
 @claims("10b_formats")
 def test_the_bits_of_a_trained_model_are_those_of_the_recording():
-    cases = log.read(runs.recorded("cpu/10b-quantized")).cases.values()
+    cases = log.read(runs.recorded("cpu/10b-cpu-quantized")).cases.values()
     found, away = {}, {}
     for case in cases:
         if "seed" in case:
@@ -307,13 +307,13 @@ def test_the_bits_of_a_trained_model_are_those_of_the_recording():
     for bits_ in (8, 6, 5, 4, 3, 2):
         errors = [statistics.mean(away[per, bits_]) for per in ("tensor", "row", "32 numbers")]
         assert errors == sorted(errors, reverse=True)
-    rows = n10b.evaluations(runs.recorded("cpu/10b-quantized")).rows
+    rows = n10b.evaluations(runs.recorded("cpu/10b-cpu-quantized")).rows
     yield f"which is {rows[-1][1].replace('%', ' %')} of this model's weights"
 
 
 @claims("10b_formats")
 def test_formats_and_scales_are_those_of_the_recordings():
-    run = runs.recorded("cpu/10b-scales")
+    run = runs.recorded("cpu/10b-cpu-scales")
     rows = {row[:3]: row[3:] for row in n10b.formats(run).rows}
     _, zeros = rows["gradients", "E4M3", "of the tensor"]
     for name in ("E4M3", "E5M2"):

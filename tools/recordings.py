@@ -255,8 +255,8 @@ def _on_a_processor():
             name = f"09-cpu-{mode.replace('_', '-')}-{again}"
             yield name, f"{run} --precision fp32 --compile {mode}"
     seen = "--image-size 32 --classes 8 --images-per-class 100 --epochs 10 --width 96"
-    yield "10b-quantized", f"{at('quantized.py')} {seen} --seeds 2"
-    yield "10b-scales", f"{at('scales.py')} {seen} --every 5"
+    yield "10b-cpu-quantized", f"{at('quantized.py')} {seen} --seeds 2"
+    yield "10b-cpu-scales", f"{at('scales.py')} {seen} --every 5"
     tiny = f"{sizes.replace('resnet18', 'vit_tiny')} --test --data synthetic --test-nsteps 12"
     for sharding in ("ddp", "fsdp --checkpointing blocks"):
         run = f"{_solution('11')} {tiny} --precision fp32 --optimizer adamw --lr 0.001"

@@ -128,11 +128,12 @@ def plot_batches(run, ax=None):
 
     run: one with --batches.
     """
-    cases, speeds = weights_of(run).cases.values(), _speeds(run)
-    wide = {c["batch"]: c for c in cases if c["way"] in WIDE and "ms" in c}
+    speeds, cases = _speeds(run), [c for c in weights_of(run).cases.values() if "ms" in c]
+    width = max(cases, key=lambda case: case["batch"])["width"]
+    cases = [case for case in cases if case["width"] == width]
+    wide = {case["batch"]: case for case in cases if case["way"] in WIDE}
     memory, product = 1e9 * speeds["memory"], 1e12 * speeds["matrix product"]
-    kind, width = next((c["way"], c["width"]) for c in wide.values())
-    cases = [case for case in cases if case["width"] == width and "ms" in case]
+    kind = next(iter(wide.values()))["way"]
     batches = np.geomspace(min(wide), max(wide), 200)
     times = {}
     for each in (kind, "int8"):  # weights, and what goes in and out
