@@ -158,16 +158,15 @@ def plot_batches(run, ax=None):
 
 
 def _until(cases, wide, batches, predicted) -> str:
-    """Return the largest batch at which compiled int8 is faster in words, and that of the roof."""
-    pays = [
-        case["batch"]
-        for case in cases
-        if case["way"] == "int8, compiled"
-        and statistics.median(_ratio(case, wide[case["batch"]])) > 1
-    ]
-    measured = f"up to {max(pays)} rows" if pays else "for none of these batches"
+    """Return the largest batch at which int8 is faster in words, and that of the roof."""
+    found = {case["way"] for case in cases}
+    way = "int8, compiled" if "int8, compiled" in found else "int8"
+    mine = [case for case in cases if case["way"] == way]
+    ratios = {case["batch"]: statistics.median(_ratio(case, wide[case["batch"]])) for case in mine}
+    pays = [batch for batch, ratio in ratios.items() if ratio > 1]
+    measured = f"with up to {max(pays)} rows" if pays else "with none of these batches"
     above = batches[predicted > 1.05]
-    return f"Compiled int8 is faster {measured}; under the roof, up to {above.max():,.0f}"
+    return f"{way}: faster {measured}; under the roof, with up to {above.max():,.0f}"
 
 
 # A trained model ---------------------------------------------------------------------------------
@@ -261,8 +260,8 @@ def plot_delayed(run, axes=None):
                 label = scale.replace("tensor", "current")
                 look = {"color": colour, "label": label, "marker": "o", "ms": 3}
                 ax.plot(case["steps"], [100 * value for value in case["worst"]], **look)
-            ax.set(xlabel=f"step ({tensor}, {kind})", ylim=(0, None))
-        axes[0].set_ylabel("error of the worst layer (%)")
+            ax.set_xlabel(f"step ({tensor}, {kind})")
+        axes[0].set(ylabel="error of the worst layer (%)", ylim=(0, None))
         drawing.legend(axes[0], 3)
         drawing.entitle(axes[0], _late(cases), f"history of 16 steps; {drawing.where(run)}")
     return axes
