@@ -68,7 +68,9 @@ def plot_weights(run, ax=None):
             if kind in BYTES:
                 look = {"color": COLOURS[kind], "ls": "--", "lw": 0.8}
                 ax.axhline(memory / BYTES[kind], **look)
-                ax.text(widths[0], memory / BYTES[kind], f"a copy's speed, in {kind}", fontsize=8)
+                text, above = f"a copy's speed, in {kind}", {"xytext": (0, 2), "fontsize": 8}
+                at = widths[0], memory / BYTES[kind]
+                ax.annotate(text, at, textcoords="offset points", **above)
         ax.set(xlabel="inputs and outputs of the layer, one row", ylim=(0, None))
         ax.set_ylabel("billions of weights per second")
         ax.set_xticks(widths, [f"{width:,}" for width in widths])
