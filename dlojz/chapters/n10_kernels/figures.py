@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
@@ -23,7 +23,9 @@ SOFTMAXES = dict(
 )
 WAYS = {"loop": SERIES[3], "PyTorch": SERIES[0], "compiled": SERIES[1], "Triton": SERIES[2]}
 PATH = ("PyTorch", "compiled", "Triton", "online")  # of the arrows on the roofline
+HIDDEN = 0.1  # the difference of two speeds, as a share, below which their points coincide
 ROOF, TICKS = (0.1, 2.5), (0.1, 0.2, 0.5, 1, 2)  # operations per byte of a softmax in float32
+PROGRAMS = 32  # of a multiprocessor of an A100, H100 or B200, by CUDA's programming guide
 NAME = {"textcoords": "offset points", "fontsize": 8, "va": "center"}  # of a point, on its right
 
 intensities_of = partial(drawing.of_experiment, field="kind", experiment="experiments/intensity.py")
@@ -49,6 +51,11 @@ def _measured(run) -> dict[str, float]:
 def _rate(case, what="least") -> np.ndarray:
     """Return the lowest, the median and the highest rate of a case, in 10^9 per second."""
     return case[what] / 1e6 / np.array([f(case["ms"]) for f in (max, statistics.median, min)])
+
+
+def _digits(value, count=4) -> str:
+    """Return a number with `count` significant digits, and without an exponent."""
+    return f"{float(f'{value:.{count}g}'):,.12g}"
 
 
 def _speed(case, field="ms") -> float:
@@ -86,9 +93,9 @@ def intensities(run) -> Table:
             (
                 case["operation"],
                 case["kind"],
-                f"{intensity:,.3g}",
-                f"{middle:,.4g} ({low:,.4g} to {high:,.4g})",
-                f"{_rate(case, 'bytes')[1]:,.4g}",
+                _digits(intensity, 3),
+                f"{_digits(middle)} ({_digits(low)} to {_digits(high)})",
+                _digits(_rate(case, "bytes")[1]),
                 f"{middle / roof:.0%}",
             )
         )
@@ -118,11 +125,21 @@ def plot_intensity(run, ax=None):
 
 
 def _name(ax, points: dict[str, tuple]):
-    """Write the name of each point below it, on its right, where no point or other name is."""
-    at = {name: ax.transData.transform(point) for name, point in points.items()}
+    """Write the name of each point below it, on its right, where no point or other name is.
+
+    Points that hide each other have one text with both names, from left to right.
+    """
+    at = {}
+    pixels = {name: ax.transData.transform(point) for name, point in points.items()}
+    for name, (x, y) in sorted(pixels.items(), key=lambda item: item[1][0]):
+        near = (other for other, (a, b) in at.items() if np.hypot(x - a, y - b) < 9)
+        if (other := next(near, None)) is not None:
+            at[f"{other}, {name}"] = at.pop(other)
+        else:
+            at[name] = x, y
     taken = [(x - 4, x + 4, y) for x, y in at.values()]
     for name, (x, y) in sorted(at.items(), key=lambda item: -item[1][1]):
-        left, right, below = x + 10, x + 10 + 6.5 * len(name), y - 9
+        left, right, below = x + 10, x + 10 + 6.5 * len(name), y - 12
         while any(a < right and left < b and abs(below - c) < 13 for a, b, c in taken):
             below -= 1
         taken.append((left, right, below))
@@ -146,9 +163,10 @@ def _setting(run) -> str:
 
 
 def parts(run) -> Table:
-    """Return a table of the GPU's parts, as torch names them to experiments/intensity.py."""
+    """Return a table of the GPU's parts: those that torch names, and the limit of programs."""
     found = [m for m in intensities_of(run).measures if not m.unit]
     rows = [(m.what, f"{m.value:,.0f}") for m in found]
+    rows += [("programs of a multiprocessor, at most", f"{PROGRAMS}")] if found else []
     return Table(("", summary(run).device_name), rows, "<>", "this run had no GPU")
 
 
@@ -179,10 +197,11 @@ def softmaxes(run, columns: int | None = None) -> Table:
     """Return a table of a run of experiments/softmax.py: each way, for one length of a row."""
     rows = []
     for way, case in _softmaxes(run, columns).items():
-        timed = ("", "", "") if "ms" not in case else _times(case)
+        timed = ("-", "interpreted", "-") if "ms" not in case else _times(case)
         error = f"{case['error'][0] / 2**-24:.1f}"
         rows.append((way, f"{case['kernels']}", *timed, error, _large(case["error"][1])))
-    head = ("way", "kernels", "bytes moved", "ms", "GB/s", "error (2^-24)", "numbers x 100")
+    errors = "error, in roundings of float32", "with numbers x 100"
+    head = ("way", "kernels", "bytes moved", "ms", "GB/s", *errors)
     return Table(head, rows, "<>>>>>>")
 
 
@@ -207,7 +226,7 @@ def asked(run, columns: int | None = None) -> Table:
             count = case["rows"] * case["columns"]
             per = [f"{found[what] / count:.3g}" for what in ("read_bytes", "written_bytes")]
             rows.append((way, str(case["rows"]), str(found["loads"]), str(found["stores"]), *per))
-    head = ("way", "programs", "loads", "stores", "bytes read", "bytes written, per number")
+    head = ("way", "programs", "loads", "stores", "bytes read per number", "written per number")
     return Table(head, rows, "<>>>>>", "this run had a GPU: its kernels were not interpreted")
 
 
@@ -237,12 +256,12 @@ def _copy(ax, memory):
     ax.axhline(memory, color=PALETTE["limit"], ls="--", lw=1.2, label="a large copy")
 
 
-def _by_size(ax, sizes, name):
-    """Give axes of speeds by size their labels."""
+def _by_size(ax, sizes, name, ncols=6):
+    """Give axes of speeds by size their labels, and a legend of as many columns."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=30 if len(sizes) > 7 else 0)
     ax.set(xlabel=name, ylabel="GB/s of the bytes that must move", ylim=(0, None))
-    drawing.legend(ax, 6)
+    drawing.legend(ax, ncols)
 
 
 def _fastest(run, memory) -> str:
@@ -274,10 +293,13 @@ def plot_path(run, axes=None):
         axes[-1].set_ylabel("")
         lowest = min(y for ax in axes for line in ax.lines[1:] for y in line.get_ydata())
         axes[0].set(xlim=ROOF, ylim=(0.6 * lowest, None), xticks=TICKS, xticklabels=TICKS)
+        axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes[0].yaxis.set_major_formatter(StrMethodFormatter("{x:,.4g}"))
         case = _softmaxes(run)["PyTorch"]
         saved = f"{case['moved'] / case['least']:.1f} times fewer bytes"
         title = f"Fused, the same operations need {saved}: long rows gain less by it"
-        drawing.entitle(axes[0], title, f"float32, {drawing.where(run)}")
+        note = f"arrows: {', then '.join(way for way in PATH if way in timed)}"
+        drawing.entitle(axes[0], title, f"float32; {note}; {drawing.where(run)}")
     return axes
 
 
@@ -287,7 +309,10 @@ def _place(case) -> tuple[float, float]:
 
 
 def _follow(ax, at, memory):
-    """Draw these points under a roof, each with its name, and an arrow from one to the next."""
+    """Draw these points under a roof, each with its name, and an arrow from one to the next.
+
+    Points that hide each other have no arrow between them.
+    """
     below = np.inf
     for way, (x, y) in sorted(at.items(), key=lambda item: -item[1][1]):
         ax.plot(x, y, "o", color=SOFTMAXES[way], ms=8, alpha=0.8)
@@ -297,6 +322,8 @@ def _follow(ax, at, memory):
         ax.annotate(text, (x, below), (22, 0), **look)
     path = [at[way] for way in PATH if way in at]
     for begin, end in pairwise(path):
+        if begin[0] == end[0] and abs(np.log(end[1] / begin[1])) < HIDDEN:
+            continue
         bend = 0.4 if begin[0] == end[0] else 0  # two arrows on a line would hide each other
         arrow = {"arrowstyle": "->", "connectionstyle": f"arc3,rad={bend}", "shrinkB": 4}
         ax.annotate("", end, begin, arrowprops=arrow | {"color": PALETTE["limit"]})
@@ -330,21 +357,23 @@ def plot_counters(run, axes=None):
     return axes
 
 
-def occupancy(run, card_run) -> Table:
+def occupancy(run, card_run, columns=None) -> Table:
     """Return a table of the resources of Triton's softmax, and how many fit a multiprocessor.
 
-    run: of experiments/softmax.py, on a GPU; card_run: of experiments/intensity.py, on such a GPU.
+    run: of experiments/softmax.py, on a GPU; card_run: of experiments/intensity.py, on such a GPU;
+    columns: the lengths of rows that are shown, by default all.
     """
     card, rows = _measured(card_run), []
     for case in softmaxes_of(run).cases.values():
-        if "registers" in case:
+        if "registers" in case and (columns is None or case["columns"] in columns):
             programs, limit = resident(case, card)
             threads = case["warps"] * card["threads of a warp"]
             share = programs * threads / card["threads of a multiprocessor, at most"]
             counts = [case[what] for what in ("warps", "registers", "spills")]
             name = (f"{case['way']}, {case['columns']:,}", *map(str, counts))
             rows.append((*name, str(programs), f"{share:.0%}", limit))
-    head = ("way, columns", "warps", "registers", "spilled", "programs", "occupancy", "limit")
+    of_thread = "registers of a thread", "and spilled"
+    head = ("way, columns", "warps", *of_thread, "programs", "occupancy", "limit")
     return Table(head, rows, "<>>>>><", "this run had no GPU")
 
 
@@ -358,7 +387,7 @@ def resident(case, card) -> tuple[int, str]:
     limits = {
         "threads": card["threads of a multiprocessor, at most"] // threads,
         "registers": card["registers of a multiprocessor"] // registers,
-        "programs": 32,  # of an A100, H100 or B200, by CUDA's programming guide
+        "programs": PROGRAMS,
     }
     if case["shared_bytes"]:
         shared = card["bytes of shared memory of a multiprocessor"]
@@ -377,51 +406,64 @@ def _timed(run) -> list[dict]:
 def plot_normalize(run, ax=None):
     """Draw the speed of each normalization by batch; on a GPU also that of its kernels alone."""
     cases, best = _timed(run), _measured(run)["memory"]
-    alone = any("kernel_ms" in case for case in cases)
+    alone, gains = _alone(cases), _gains(run)
     with drawing.axes(ax, (9, 4.4)) as ax:
         for way, colour in WAYS.items():
             mine = [case for case in cases if case["way"] == way]
             if mine:
                 batches = [case["batch"] for case in mine]
-                _line(ax, batches, [_rate(case) for case in mine], colour, way)
+                label = way if way == "PyTorch" else f"{way}: x {gains[way]:.2g}"
+                _line(ax, batches, [_rate(case) for case in mine], colour, label)
             if mine and alone:
                 speeds = [_speed(case, "kernel_ms") for case in mine]
                 ax.plot(batches, speeds, ":", color=colour)
+        if alone:
+            ax.plot([], [], ":", color="black", label="dotted: kernels alone")
         _copy(ax, best)
-        _by_size(ax, list(dict.fromkeys(case["batch"] for case in cases)), "images")
-        note = "dotted: the kernels alone, in a CUDA graph; " if alone else ""
+        _by_size(ax, list(dict.fromkeys(case["batch"] for case in cases)), "images", 3)
+        ax.set_ylim(0, 1.04 * ax.get_ylim()[1])
         side = summary(run).arguments["image_size"]
-        drawing.entitle(ax, _gained(run), f"{side} px, bytes to bf16; {note}{_setting(run)}")
+        drawing.entitle(ax, _gained(cases, gains), f"{side} px, bytes to bf16; {_setting(run)}")
     return ax
 
 
-def _gained(run) -> str:
-    """Return the gain of one kernel, with the largest batch."""
-    cases = _timed(run)
-    most = max(case["batch"] for case in cases)
-    speeds = {case["way"]: _speed(case) for case in cases if case["batch"] == most}
-    told = [
-        f"{name} x {speeds[way] / speeds['PyTorch']:.2g}"
-        for way, name in (("loop", "a loop"), ("compiled", "compiled"), ("Triton", "your kernel"))
-        if way in speeds
-    ]
-    return f"{most:,} images, relative to two operations of PyTorch:\n{'; '.join(told)}"
+def _alone(cases) -> bool:
+    return any("kernel_ms" in case for case in cases)
+
+
+def _gains(run) -> dict[str, float]:
+    """Return the speed of each way relative to PyTorch's two operations, by way.
+
+    On a GPU that of the kernels alone.
+    """
+    ms = _median_ms(run)
+    return {way: ms["PyTorch"] / each for way, each in ms.items()}
+
+
+def _gained(cases, gains) -> str:
+    """Return the gain of one kernel, in words."""
+    names = {"compiled": "compiled", "Triton": "your kernel"}
+    told = [f"{names[way]} x {gain:.2g}" for way, gain in gains.items() if way in names]
+    told = told or [f"a loop x {gains['loop']:.2g}"]
+    what = "The kernels alone, " if _alone(cases) else ""
+    return f"{what}{_usual(cases):,} images: {', '.join(told)}, relative to PyTorch's two"
 
 
 def normalizations(run) -> Table:
-    """Return a table of a run of experiments/normalize.py: each way, for the largest batch."""
-    cases = list(normalizations_of(run).cases.values())
-    most = max(case["batch"] for case in cases)
+    """Return a table of a run of experiments/normalize.py: each way, with 256 images.
+
+    Or else with the largest batch.
+    """
+    cases, batch = normalizations_of(run).cases.values(), _usual(_timed(run))
     rows = []
     for case in cases:
-        if case["batch"] == most or "asked" in case:
-            name = case["way"] if "ms" in case else f"{case['way']}, interpreted"
-            ms = speed = ""
+        if case["batch"] == batch or "asked" in case:
+            ms, speed = "interpreted", "-"
             if "ms" in case:
                 low, middle, high = (f(case["ms"]) for f in (min, statistics.median, max))
                 ms, speed = f"{middle:,.3g} ({low:,.3g} to {high:,.3g})", f"{_speed(case):,.4g}"
             counts = (f"{case['batch']}", f"{case['kernels']:,}")
-            rows.append((name, *counts, ms, speed, f"{case['units_off']:.2f}"))
+            rows.append((case["way"], *counts, ms, speed, f"{case['units_off']:.2f}"))
     what = "kernels" if summary(run).on_gpu else "operations"
     head = ("way", "images", what, "ms", "GB/s", "units in the last place")
     return Table(head, rows, "<>>>>>")
@@ -448,13 +490,24 @@ def step_gain(run, step, way: str = "Triton", batch: int | None = None) -> float
     return whole / (whole - ms["PyTorch"] + ms[way])
 
 
-def _kernel_ms(run, batch):
-    """Return the median milliseconds of the kernels alone, by way."""
-    cases = [case for case in _timed(run) if "kernel_ms" in case]
+def _usual(cases) -> int:
+    """Return 256 images, or else the largest batch of these cases."""
     known = [case["batch"] for case in cases]
-    batch = batch or (256 if 256 in known else max(known, default=0))
+    return 256 if 256 in known else max(known, default=0)
+
+
+def _kernel_ms(run, batch) -> dict[str, float]:
+    """Return the median milliseconds of the kernels alone, by way; {} without a GPU."""
+    return _median_ms(run, batch) if _alone(_timed(run)) else {}
+
+
+def _median_ms(run, batch=None) -> dict[str, float]:
+    """Return the median milliseconds, by way; on a GPU of the kernels alone."""
+    cases = _timed(run)
+    field = "kernel_ms" if _alone(cases) else "ms"
+    batch = batch or _usual(cases)
     mine = [case for case in cases if case["batch"] == batch]
-    return {case["way"]: statistics.median(case["kernel_ms"]) for case in mine}
+    return {case["way"]: statistics.median(case[field]) for case in mine}
 
 
 # load_inline -------------------------------------------------------------------------------------
@@ -539,4 +592,4 @@ def dispatched(run) -> Table:
         keys = ", ".join(key for key in case["keys"] if key != "ADInplaceOrView")
         count = f"{len(case['operations'])}" if case["answered"] else "none"
         rows.append((case["asked"], case["of"], keys, count, case["result"]))
-    return Table(("", "operand", "keys", "operations", "result"), rows, "<<<><")
+    return Table(("", "operand", "keys", "operations inside", "result"), rows, "<<<><")
