@@ -67,6 +67,7 @@ def test_a_name_that_is_gone_is_done_without_after_a_warning(name, arguments, in
         ("compilations", ()),
         ("forget_compilations", ()),
         ("explain", (MODEL, torch.ones(2, 2))),
+        ("generated", (len, [])),
         ("backend", ("eager",)),
         ("ignores_errors", ()),
         ("empty_compile_cache", ("/nowhere",)),

@@ -13,12 +13,10 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import distributed
+from dlojz.training import distributed, private
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # autocast's, by --precision
 TIMES = 5  # calls in a row, whose median over the rounds counts
@@ -187,7 +185,7 @@ def measure_product(run, device, precision: str, rounds: int, **where):
     run.measure("matrix product", speed, "TFLOP/s", **where)
 
 
-class Operations(TorchDispatchMode):
+class Operations(private.dispatch_mode()):
     """The called eager operations but for views, and the bytes that they read and write."""
 
     count = moved = 0
@@ -196,7 +194,7 @@ class Operations(TorchDispatchMode):
         out = operation(*args, **(kwargs or {}))
         if not operation.is_view:
             self.count += 1
-            self.moved += sum(map(size, chain(tree_leaves(args), tree_leaves(out))))
+            self.moved += sum(map(size, chain(private.tree_leaves(args), private.tree_leaves(out))))
         return out
 
 

@@ -203,6 +203,11 @@ def explain(model, *inputs):
     return named("torch._dynamo:explain", "the reasons of graph breaks")(model)(*inputs)
 
 
+def generated(call, *inputs) -> list[str]:
+    """Call a compiled function; return the sources that the compiler wrote for it."""
+    return named("torch._inductor.utils:run_and_get_code", COMPILATIONS)(call, *inputs)[1]
+
+
 def backend(name: str):
     """Return a backend of torch.compile, to wrap in one of ours."""
     return named("torch._dynamo:lookup_backend", "a count of graphs")(name)

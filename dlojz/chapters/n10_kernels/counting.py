@@ -3,6 +3,7 @@
 import re
 
 from dlojz.chapters import session
+from dlojz.training import private
 from dlojz.watch import profile
 
 KERNEL = re.compile(r"^\w+ = async_compile\.(?:cpp\w*|triton)\(", re.M)  # in generated code
@@ -19,9 +20,7 @@ def compiled(call, *operands) -> int:
 
     Raises RuntimeError without a compiler.
     """
-    from torch._inductor.utils import run_and_get_code  # imports Triton, which must know its kind
-
-    _, sources = run_and_get_code(call, *operands)
+    sources = private.generated(call, *operands)
     if operands[0].is_cuda:
         return launched(call, *operands)
     return sum(len(KERNEL.findall(source)) for source in sources)
