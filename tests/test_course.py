@@ -322,7 +322,7 @@ def test_no_name_of_a_module_stands_in_two_rooms():
     """But those that each chapter has."""
     stems = Counter(
         file.stem
-        for file in (REPOSITORY / "dlojz").rglob("*.py")
+        for file in modules()
         if "experiments" not in file.parts and file.stem not in ("__init__", *OF_A_CHAPTER)
     )
     assert [stem for stem, times in stems.items() if times > 1] == []

@@ -233,10 +233,10 @@ def test_an_optimizer_keeps_as_many_values_as_it_does_on_a_device(name, sharding
 
 
 def test_nothing_is_left_of_an_estimate_that_a_training_would_meet(trainer, tiny):
-    data._line.cache_clear()
+    data.line.cache_clear()
     tiny(2)
     estimate.measured(trainer, plan())
-    kept = data._line(torch.device("cpu"))
+    kept = data.line(torch.device("cpu"))
     assert [type(tensor) for tensor in kept] == [torch.Tensor] * 2
 
 

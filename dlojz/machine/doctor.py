@@ -346,6 +346,8 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     yield Entry("08 large batches", "everywhere", own)
     speed = "and what a step gains" if cards else "the gain of a whole step needs a GPU"
     yield Entry("09 compile", _compile(facts), f"graphs, kernels, {speed}")
+    kernels = "compiled, and timed" if cards else "interpreted; the times are recorded"
+    yield Entry("10 kernels", "Triton", f"kernels of your own are {kernels}")
     peaks = "and what a GPU's memory holds" if cards else "peaks are predicted"
     yield Entry("11 FSDP", where, f"shards, bytes, {peaks}")
 
