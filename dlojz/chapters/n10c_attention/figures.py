@@ -87,7 +87,8 @@ def _saved(cases, which) -> str:
     ran = {(c["way"], c["length"]): c for c in cases if "both_ms" in c}
     length = max(length for way, length in ran if way == "naive")
     here = {way: case for (way, other), case in ran.items() if other == length}
-    best = max((way for way in here if way != "compiled"), key=lambda way: _speed(here[way])[1])
+    others = [way for way in here if way not in ("compiled", "naive")]
+    best = max(others, key=lambda way: _speed(here[way])[1])
     times = _speed(here[best])[1] / _speed(here["naive"])[1]
     text = f"{length:,} tokens: {best} is {times:.2g} times as fast as naive, with 1/"
     text += f"{here['naive'][which] / here[best][which]:,.0f} of its memory"
