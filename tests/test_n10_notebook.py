@@ -10,6 +10,7 @@ from claims import claims
 
 from dlojz import course, runs
 from dlojz.chapters.n10_kernels import amdahl, figures
+from dlojz.chapters.n10_kernels import shapes_and_strings as shapes
 from dlojz.runs.stats import summary
 from dlojz.traces import breakdown
 from dlojz.traces.trace import open_trace
@@ -45,7 +46,7 @@ def copying(what):
 def of_the_roof(name):
     best, case = figures._measured(recorded("intensity")), operations()[name]
     roof = figures.attainable(case["flops"] / case["bytes"], best["memory"], best["matrix product"])
-    return figures._rate(case, "flops")[1] / roof
+    return figures.rate(case, "flops")[1] / roof
 
 
 @claims("10_kernels")
@@ -163,11 +164,11 @@ def test_a_kernel_of_ones_own_could_gain_what_the_trace_tells():
 def test_fewer_operations_take_less_time_but_not_as_much_less():
     run = recorded("shapes")
     dense, depthwise, chains = (
-        figures._shapes(run, kind) for kind in ("dense", "depthwise", "as many operations")
+        shapes._shapes(run, kind) for kind in ("dense", "depthwise", "as many operations")
     )
-    ms = {n: figures._span(case)[1] for n, case in dense.items()}
+    ms = {n: shapes._span(case)[1] for n, case in dense.items()}
     fewer = dense[1024]["flops"] / depthwise[1024]["flops"]
-    saved = ms[1024] / figures._span(depthwise[1024])[1]
+    saved = ms[1024] / shapes._span(depthwise[1024])[1]
     yield f"{fewer:,.0f} times fewer operations take 1/{saved:.0f} of the time"
     assert depthwise[1024]["bytes"] > 0.9 * dense[1024]["bytes"]
     assert figures._speed({"least": depthwise[1024]["bytes"], **depthwise[1024]}) > 2000
@@ -175,15 +176,15 @@ def test_fewer_operations_take_less_time_but_not_as_much_less():
     assert ms[64] > 1.5 * ms[32]
     wide, deep = chains[1024], chains[256]
     yield f"{deep['layers']} narrow layers move {deep['bytes'] / wide['bytes']:.1f} times the bytes"
-    yield f"they take {figures._span(deep)[1] / figures._span(wide)[1]:.1f} times as long"
+    yield f"they take {shapes._span(deep)[1] / shapes._span(wide)[1]:.1f} times as long"
 
 
 @claims("10_kernels")
 def test_a_build_takes_seconds_and_three_results_are_wrong():
-    cases = figures.inlined_of(recorded("inline")).cases
+    cases = shapes.inlined_of(recorded("inline")).cases
     yield f"the first build took {cases['build']['first_s']:.1f} s"
     yield f"another process {1000 * cases['again']['again_s']:.0f} ms"
-    own, torchs = (figures._rate(cases[name])[1] for name in ("ours", "torch.relu"))
+    own, torchs = (figures.rate(cases[name])[1] for name in ("ours", "torch.relu"))
     yield f"It reached {own / torchs:.0%} of the speed of torch's ReLU".replace("%", " %")
     results = [case["result"] for case in cases.values() if case["what"] == "input"]
     assert sum(text.startswith("wrong, without an error") for text in results) == 3
@@ -193,7 +194,7 @@ def test_a_build_takes_seconds_and_three_results_are_wrong():
 
 @claims("10_kernels")
 def test_the_mean_of_segments_has_code_for_floats_only():
-    cases = figures.answers_of(recorded("dispatch")).cases
+    cases = shapes.answers_of(recorded("dispatch")).cases
     means = {c["of"]: c["answered"] for c in cases.values() if c["asked"] == "segment mean"}
     assert means == {"float32": True, "int8": False}
     assert not cases["x * 2, float8"]["answered"]

@@ -2,4 +2,4 @@
 
 from dlojz.chapters import face
 
-__getattr__, __dir__ = face(__name__, "figures", "listing", "amdahl")
+__getattr__, __dir__ = face(__name__, "figures", "shapes_and_strings", "listing", "amdahl")

@@ -34,9 +34,6 @@ counters_of = partial(drawing.of_experiment, field="once", experiment="experimen
 normalizations_of = partial(
     drawing.of_experiment, field="units_off", experiment="experiments/normalize.py"
 )
-shapes_of = partial(drawing.of_experiment, field="shape", experiment="experiments/shapes.py")
-answers_of = partial(drawing.of_experiment, field="asked", experiment="experiments/dispatch.py")
-inlined_of = partial(drawing.of_experiment, field="what", experiment="experiments/inline.py")
 
 
 def _measured(run) -> dict[str, float]:
@@ -48,7 +45,7 @@ def _measured(run) -> dict[str, float]:
     return found | {"memory": max(found["memory"], found.get("reading", 0))}
 
 
-def _rate(case, what="least") -> np.ndarray:
+def rate(case, what="least") -> np.ndarray:
     """Return the lowest, the median and the highest rate of a case, in 10^9 per second."""
     return case[what] / 1e6 / np.array([f(case["ms"]) for f in (max, statistics.median, min)])
 
@@ -87,7 +84,7 @@ def intensities(run) -> Table:
     best, rows = _measured(run), []
     for case in intensities_of(run).cases.values():
         intensity = case["flops"] / case["bytes"]
-        low, middle, high = _rate(case, "flops")
+        low, middle, high = rate(case, "flops")
         roof = attainable(intensity, best["memory"], best["matrix product"])
         rows.append(
             (
@@ -95,7 +92,7 @@ def intensities(run) -> Table:
                 case["kind"],
                 _digits(intensity, 3),
                 f"{_digits(middle)} ({_digits(low)} to {_digits(high)})",
-                _digits(_rate(case, "bytes")[1]),
+                _digits(rate(case, "bytes")[1]),
                 f"{middle / roof:.0%}",
             )
         )
@@ -113,14 +110,14 @@ def plot_intensity(run, ax=None):
         at, points = [case["flops"] / case["bytes"] for case in cases], {}
         _roof(ax, min(at) / 4, 20 * max(at), memory, product)
         for case, x in zip(cases, at, strict=True):
-            low, middle, high = _rate(case, "flops")
+            low, middle, high = rate(case, "flops")
             look = {"color": KINDS[case["kind"]], "label": case["kind"], "capsize": 2}
             ax.errorbar(x, middle, [[middle - low], [high - middle]], fmt="o", **look)
             points[case["operation"]] = x, middle
         ax.axvline(bend, color=PALETTE["limit"], ls="--", lw=1)
         _name(ax, points)
         drawing.legend(ax, 4)
-        drawing.entitle(ax, _limited(cases, bend), _setting(run))
+        drawing.entitle(ax, _limited(cases, bend), setting(run))
     return ax
 
 
@@ -156,7 +153,7 @@ def _limited(cases, bend) -> str:
     )
 
 
-def _setting(run) -> str:
+def setting(run) -> str:
     given = summary(run).arguments
     how = f"{given['precision']}, " if "precision" in given else ""
     return f"{how}{drawing.where(run)}; a bar spans all rounds"
@@ -237,14 +234,14 @@ def plot_softmax(run, ax=None):
         for way, colour in SOFTMAXES.items():
             mine = [c for c in cases if c["way"] == way and "ms" in c]
             if mine:
-                _line(ax, [c["columns"] for c in mine], [_rate(c) for c in mine], colour, way)
+                draw_line(ax, [c["columns"] for c in mine], [rate(c) for c in mine], colour, way)
         _copy(ax, best)
         _by_size(ax, _lengths(run), "numbers of a row")
-        drawing.entitle(ax, _fastest(run, best), _setting(run))
+        drawing.entitle(ax, _fastest(run, best), setting(run))
     return ax
 
 
-def _line(ax, x, rates, colour, label, **look):
+def draw_line(ax, x, rates, colour, label, **look):
     """Draw medians, with a bar over all rounds."""
     low, middle, high = np.transpose(rates)
     look = {"color": colour, "label": label, "capsize": 2, "marker": "o", "ms": 4} | look
@@ -305,7 +302,7 @@ def plot_path(run, axes=None):
 
 def _place(case) -> tuple[float, float]:
     """Return a softmax's operations per byte that its kernels must move, and its GFLOP/s."""
-    return case["flops"] / case["moved"], _rate(case, "flops")[1]
+    return case["flops"] / case["moved"], rate(case, "flops")[1]
 
 
 def _follow(ax, at, memory):
@@ -413,7 +410,7 @@ def plot_normalize(run, ax=None):
             if mine:
                 batches = [case["batch"] for case in mine]
                 label = way if way == "PyTorch" else f"{way}: x {gains[way]:.2g}"
-                _line(ax, batches, [_rate(case) for case in mine], colour, label)
+                draw_line(ax, batches, [rate(case) for case in mine], colour, label)
             if mine and alone:
                 speeds = [_speed(case, "kernel_ms") for case in mine]
                 ax.plot(batches, speeds, ":", color=colour)
@@ -423,7 +420,7 @@ def plot_normalize(run, ax=None):
         _by_size(ax, list(dict.fromkeys(case["batch"] for case in cases)), "images", 3)
         ax.set_ylim(0, 1.04 * ax.get_ylim()[1])
         side = summary(run).arguments["image_size"]
-        drawing.entitle(ax, _gained(cases, gains), f"{side} px, bytes to bf16; {_setting(run)}")
+        drawing.entitle(ax, _gained(cases, gains), f"{side} px, bytes to bf16; {setting(run)}")
     return ax
 
 
@@ -508,88 +505,3 @@ def _median_ms(run, batch=None) -> dict[str, float]:
     batch = batch or _usual(cases)
     mine = [case for case in cases if case["batch"] == batch]
     return {case["way"]: statistics.median(case[field]) for case in mine}
-
-
-# load_inline -------------------------------------------------------------------------------------
-
-
-def inlined(run) -> Table:
-    """Return a table of a run of experiments/inline.py: build, speed, inputs, broken builds."""
-    cases, rows = inlined_of(run).cases, []
-    for name, case in cases.items():
-        if case["what"] == "build":
-            rows.append((f"first build, {case['language']}", report.duration_text(case["first_s"])))
-        elif case["what"] == "again":
-            rows.append(("the same in another process", report.duration_text(case["again_s"])))
-        elif case["what"] == "time":
-            low, middle, high = _rate(case)
-            rows.append((f"speed: {name}", f"{middle:,.4g} GB/s ({low:,.4g} to {high:,.4g})"))
-        else:
-            rows.append((f"{case['what']}: {name}", case["result"]))
-    return Table(("what", "result"), rows, "<<")
-
-
-# The shapes of convolutions ----------------------------------------------------------------------
-
-
-def _shapes(run, kind) -> dict[int, dict]:
-    """Return the cases of a kind, by channels."""
-    cases = shapes_of(run).cases.values()
-    return {case["channels"]: case for case in cases if case["shape"] == kind}
-
-
-def plot_shapes(run, axes=None):
-    """Draw the time of dense and depthwise convolutions by width, and of wide and deep chains."""
-    dense, depthwise = (_shapes(run, kind) for kind in ("dense", "depthwise"))
-    chains = _shapes(run, "as many operations")
-    with drawing.axes(axes, (10, 4.2), shape=(1, 2), width_ratios=(3, 2)) as axes:
-        left, right = axes
-        for cases, colour, label in (
-            (dense, SERIES[2], "dense"),
-            (depthwise, SERIES[1], "depthwise"),
-        ):
-            _line(left, list(cases), [_span(case) for case in cases.values()], colour, label)
-        left.set_yscale("log")
-        left.set_xscale("log", base=2)
-        left.set_xticks(list(dense), [f"{n:,}" for n in dense])
-        left.set(xlabel="channels", ylabel="ms of a layer")
-        drawing.legend(left, 2)
-        spans = np.transpose([_span(case) for case in chains.values()])
-        names = [f"{case['layers']} of {channels:,}" for channels, case in chains.items()]
-        ends = [spans[1] - spans[0], spans[2] - spans[1]]
-        right.bar(names, spans[1], 0.6, yerr=ends, capsize=3, color=SERIES[0])
-        right.set(xlabel="layers of channels, as many operations in all", ylabel="ms")
-        drawing.entitle(right, _widths(dense, depthwise, chains), _setting(run))
-    return axes
-
-
-def _span(case) -> list[float]:
-    """Return the lowest, the median and the highest milliseconds."""
-    return [f(case["ms"]) for f in (min, statistics.median, max)]
-
-
-def _widths(dense, depthwise, chains) -> str:
-    """Return the ratios of operations and of times, for depthwise and for deep, in words."""
-    widest = max(dense)
-    saved = _span(dense[widest])[1] / _span(depthwise[widest])[1]
-    wide, deep = chains[max(chains)], chains[min(chains)]
-    more = _span(deep)[1] / _span(wide)[1]
-    fewer = dense[widest]["flops"] / depthwise[widest]["flops"]
-    return (
-        f"{widest:,} channels: depthwise has {fewer:,.0f} times fewer operations, and takes "
-        f"1/{saved:.2g} of the time\n{deep['layers']} narrow layers take {more:.2g} times as long "
-        "as one wide layer with as many operations"
-    )
-
-
-# The dispatcher ----------------------------------------------------------------------------------
-
-
-def dispatched(run) -> Table:
-    """Return a table of a run of experiments/dispatch.py: who answers, for which operand."""
-    rows = []
-    for case in answers_of(run).cases.values():
-        keys = ", ".join(key for key in case["keys"] if key != "ADInplaceOrView")
-        count = f"{len(case['operations'])}" if case["answered"] else "none"
-        rows.append((case["asked"], case["of"], keys, count, case["result"]))
-    return Table(("", "operand", "keys", "operations inside", "result"), rows, "<<<><")
