@@ -166,7 +166,8 @@ def _until(cases, wide, batches, predicted) -> str:
     mine = [case for case in cases if case["way"] == way]
     ratios = {case["batch"]: statistics.median(_ratio(case, wide[case["batch"]])) for case in mine}
     pays = [batch for batch, ratio in ratios.items() if ratio > 1]
-    measured = f"with up to {max(pays)} rows" if pays else "with none of these batches"
+    most = f"with up to {max(pays)} rows" if pays > [1] else "with one row only"
+    measured = most if pays else "with none of these batches"
     above = batches[predicted > 1.05]
     return f"{way}: faster {measured}; under the roof, with up to {above.max():,.0f}"
 
