@@ -245,7 +245,7 @@ def _on_a_processor():
         yield f"03-cpu-layouts-{pixels:03d}", f"{run} --image-size {pixels}"
     yield "04-cpu-segments", "OMP_NUM_THREADS=1 solutions/segments.py --seed 0"
     yield "04-cpu-means", f"OMP_NUM_THREADS=1 {at('segment_mean.py')} --rounds 9"
-    yield "10-cpu-families", f"OMP_NUM_THREADS=1 {at('families.py')}"
+    yield "10c-cpu-families", f"OMP_NUM_THREADS=1 {at('families.py')}"
     for kept in ("", "no-"):
         run = f"{_solution('05')} {sizes} --test --test-nsteps 12 -e 4 --num-workers 2"
         yield f"05-cpu-{kept}persistent", f"{run} --{kept}persistent-workers"
@@ -255,7 +255,6 @@ def _on_a_processor():
             name = f"09-cpu-{mode.replace('_', '-')}-{again}"
             yield name, f"{run} --precision fp32 --compile {mode}"
     seen = "--image-size 32 --classes 8 --images-per-class 100 --epochs 10 --width 96"
-    yield "10b-cpu-quantized", f"{at('quantized.py')} {seen} --seeds 2"
     yield "10b-cpu-scales", f"{at('scales.py')} {seen} --every 5"
     tiny = f"{sizes.replace('resnet18', 'vit_tiny')} --test --data synthetic --test-nsteps 12"
     for sharding in ("ddp", "fsdp --checkpointing blocks"):

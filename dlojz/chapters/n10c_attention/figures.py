@@ -7,7 +7,7 @@ import statistics
 from itertools import groupby
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from dlojz.figures import drawing, report
 from dlojz.figures.report import PALETTE, SERIES
@@ -261,8 +261,9 @@ def plot_families(run, ax=None):
             spans = [_span([100 * case["accuracy"] for case in c]) for c in lengths.values()]
             _line(ax, x, spans, FAMILIES[family], family)
         ax.set(xscale="log", xlabel=f"{PRICES[price]} of the training", ylabel="accuracy (%)")
-        for set_formatter in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
-            set_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
         drawing.legend(ax, 4)
         last = {family: [*lengths.values()][-1] for family, lengths in found.items()}
         costs = {f: statistics.fmean(c[price] for c in cases) for f, cases in last.items()}
@@ -287,7 +288,7 @@ def families(run) -> Table:
         told = f"{accuracy[1]:.1f} ({accuracy[0]:.1f} to {accuracy[2]:.1f})"
         flops = f"{first['flops'] / 1e6:,.3g}"
         speed = f"{statistics.median(speeds):,.0f}"
-        rows.append((family, *sizes, flops, speed, f"{cost:,.3g}", told))
+        rows.append((family, *sizes, flops, speed, f"{cost:,.{2 if cost < 100 else 0}f}", told))
     sizes = "layers", "width", "parameters", "MFLOP"
     head = ("", *sizes, f"images per {unit}", PRICES[price], "accuracy (%)")
     return Table(head, rows, "<>>>>>>>")
