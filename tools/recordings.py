@@ -351,6 +351,7 @@ RECORDINGS = {
     },
     "10b": {  # their sizes suit the device
         "10b-int8": at("int8.py"),  # with torchao installed
+        **{f"10b-int8-tuned-{n}": f"{at('int8.py')} --widths 8000" for n in (1, 2, 3)},
         "10b-batches": f"{at('int8.py')} --widths --batches 1 4 16 64 128 256 512 1024",
         "10b-quantized": at("quantized.py"),
         "10b-scales": at("scales.py"),
