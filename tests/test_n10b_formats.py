@@ -257,7 +257,6 @@ def test_the_gain_of_int8_is_that_of_its_kernel():
     }
     gain = ms["bf16"] / ms["int8, compiled"]
     yield f"int8 is {gain:.2f} times as fast as bf16"
-    yield f"up to {gain:.2f} times the speed of a layer with one row"
     yield f"for int8 reads {reads['int8, compiled']:,.0f} GB/s"
     yield f"and the library's for bf16 {reads['bf16']:,.0f}"
     tuned = [ms, *(medians(f"int8-tuned-{again}") for again in (1, 2, 3))]
@@ -266,8 +265,9 @@ def test_the_gain_of_int8_is_that_of_its_kernel():
         for way in ("int8", "torchao int8")
     )
     yield f"Four runs gave {ours[0]:.2f} to {ours[-1]:.2f} times"
-    yield f"and {theirs[0]:.2f} to {theirs[-1]:.2f} for torchao's layer"
+    yield f"and {theirs[0]:.2f} to {theirs[-1]:.2f} with the int8 layer of"
     yield f"Eager int8 is {ms['int8'] / ms['bf16']:.1f} times *slower*"
+    assert ms["int8"] / ms["bf16"] > 1.5 * 5 / 2, "which explains 2.5"
     yield f"reads only {reads['int4, compiled']:,.0f} GB/s"
     rows = n10b.weights(runs.recorded("h100/10b-int8")).rows
     away = {row[0]: float(row[2].rstrip("%")) for row in rows}
@@ -294,8 +294,13 @@ def test_the_break_even_is_where_it_was_predicted():
     assert 1280 < limit < 1305, "about 1,300"
     assert all(gain < 1 for (m, n, _), (_, gain) in found.items() if n < limit or m == 197)
     product = speeds["product in 8 bits"] / speeds["matrix product"]
-    yield f"and {best:.2f} times that of a large one in FP8"
-    yield f"The best layer gains {best:.2f}, where a product without casts gains {product:.2f}"
+    yield f"{best:.2f} times the speed of a large layer in FP8"
+    most = f"the best layer gains {best:.2f}, and {max(rows):.2f} with one for each row"
+    yield f"{most}, where a product without casts gains {product:.2f}"
+    late = [figures.gains(c, "delayed") for c in figures._layers(run)]
+    pairs = [*zip(late, found.values(), strict=True)]
+    assert all(a[0] > b[0] and a[1] < b[1] for a, b in pairs), "and is slower in all"
+    yield f"and is slower in all {len(pairs)}"
     results = dict(n10b.sizes(run).rows)
     assert ["works" in result for result in results.values()] == [False, False, True]
 
@@ -311,10 +316,9 @@ def test_int8_gains_where_the_product_converts():
     yield f"takes {at['int8, compiled', 4] / at['bf16', 4]:.1f} times as long as bf16 with four"
     moved = 3 * 4096**2  # one byte is read, two are written
     convert = moved / figures._speeds(run)["memory"] / 1e6
-    yield f"{moved / 1e6:.0f} MB in {convert:.3f} ms"
-    yield f"With the product's {at['bf16', 4]:.3f} ms that is what was measured, 0.032"
+    told = f"{moved / 1e6:.0f} MB take {convert:.3f} ms, and bf16's product {at['bf16', 4]:.3f}"
+    yield f"{told}. Both together took {at['int8, compiled', 4]:.3f}"
     assert 0.85 < (convert + at["bf16", 4]) / at["int8, compiled", 4] < 1.15
-    assert round(at["int8, compiled", 4], 3) == 0.032
 
 
 @claims("10b_formats")
@@ -336,6 +340,7 @@ def test_the_bits_of_a_trained_model_are_those_of_the_recording():
     yield f"a scale for the tensor costs {three[0]:.1f} points, and one for each row {three[1]:.1f}"
     two = [mean[per, 2] for per in ("tensor", "row")]
     yield f"{two[0]:.0f} % of the images are still right with the first, and {two[1]:.0f} %"
+    yield f"for each 32 numbers of a row {mean['32 numbers', 2]:.0f} % are"
     for bits_ in (8, 6, 5, 4, 3, 2):
         errors = [statistics.mean(away[per, bits_]) for per in ("tensor", "row", "32 numbers")]
         assert errors == sorted(errors, reverse=True)
@@ -358,13 +363,13 @@ def test_formats_and_scales_are_those_of_the_recordings():
     yield f"{float(zeros.rstrip('%')):.1f} % of them became zero, and none"
     assert rows["gradients", "E4M3", "of each row"][1] == "0.00%"
     assert rows["gradients", "E4M3", "none"][1] == "100.00%"
-    yield f"E5M2 loses {float(rows['gradients', 'E5M2', 'none'][1].rstrip('%')):.0f} %"
+    yield f"and {float(rows['gradients', 'E5M2', 'none'][1].rstrip('%')):.0f} % in E5M2"
     for place in ("cpu/10b-cpu-scales", "h100/10b-scales"):
         cases = log.read(runs.recorded(place)).cases
         worst = [cases[f"gradients, E5M2, {s}"]["worst"] for s in ("delayed", "tensor")]
         late, now = (100 * max(values) for values in worst)
-        on_gpu = f"the worst step has {late:.1f} % instead of {now:.1f}"
-        on_cpu = f"an error of {late:.0f} %, where the current scale has {now:.0f}"
+        on_gpu = f"the worst step had {late:.1f} % instead of {now:.1f}"
+        on_cpu = f"an error of {late:.0f} %; with a current scale none had more than {now:.0f}"
         yield on_gpu if place.startswith("h100") else on_cpu
     last = log.read(runs.recorded("h100/10b-scales")).cases["gradients, E5M2, tensor"]["steps"][-1]
     assert 830 <= last <= 840
@@ -373,6 +378,7 @@ def test_formats_and_scales_are_those_of_the_recordings():
     yield f"At {3 * 2**26 / ms['delayed'] / 1e6:,.0f} GB/s"
     yield f"would make it {5 * 2**26 / ms['delayed'] / 1e6:,.0f}"
     saved = 1 - ms["delayed, row by row"] / ms["current"]
+    assert ms["row"] < ms["delayed, row by row"], "*row* is faster still"
     yield f"it takes {ms['delayed, row by row']:.3f} ms: that is the saving, {100 * saved:.0f} %"
     yield f"{5 * 2**26 / ms['row'] / 1e6:,.0f} GB/s are more than the memory has"
 

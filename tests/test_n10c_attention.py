@@ -272,7 +272,7 @@ def test_networks_train_and_are_drawn(tmp_path):
         )
         assert fresh[0]["rate"] == max(tuned, key=lambda c: c["accuracy"])["rate"]
     assert all(0 <= case["accuracy"] <= 1 for case in cases.values())
-    assert "As many epochs cost" in title(n10c.plot_families(run))
+    assert "epochs of" in title(n10c.plot_families(run))
     assert [row[0] for row in n10c.families(run).rows] == [*figures.FAMILIES]
 
 

@@ -230,7 +230,9 @@ def evaluations(run) -> Table:
     before = [c["accuracy"] for c in found.cases.values() if c["bits"] is None and "seed" in c]
     after, speeds = found.cases["int8, accuracy"]["accuracy"], _speeds(run)
     share = speeds["weights of linear layers"] / speeds["weights"]
-    rows.append(("accuracy before, and with int8", f"{before[-1]:.2%}, {after:.2%}"))
+    rows.append(
+        ("accuracy of the last training, before and with int8", f"{before[-1]:.2%}, {after:.2%}")
+    )
     rows.append(("share of the weights in those layers", f"{share:.0%}"))
     return Table(("the trainer's evaluation", ""), rows, "<>")
 
@@ -262,7 +264,8 @@ def plot_delayed(run, axes=None):
                 case = cases[f"{tensor}, {kind}, {scale}"]
                 label = scale.replace("tensor", "current")
                 look = {"color": colour, "label": label, "marker": "o", "ms": 3}
-                ax.plot(case["steps"], [100 * value for value in case["worst"]], **look)
+                # In step 0 the last layer is zero, and with it the gradients of all others.
+                ax.plot(case["steps"][1:], [100 * value for value in case["worst"][1:]], **look)
             ax.set_xlabel(f"step ({tensor}, {kind})")
         axes[0].set(ylabel="error of the worst layer (%)", ylim=(0, None))
         drawing.legend(axes[0], 3)

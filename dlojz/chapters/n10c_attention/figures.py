@@ -170,7 +170,7 @@ def plot_layouts(run, axes=None):
 
 
 def plot_sequences(run, axes=None):
-    """Draw the words per second of each way, and the columns of its batches in their order."""
+    """Draw the words per second of each way, and the length of its rows over an epoch."""
     cases = [c for c in _cases(run, "layout", "sequences") if c.get("ms")]
     with drawing.axes(axes, (10, 4.2), "x", (1, 2), width_ratios=(3, 2)) as axes:
         for row, case in enumerate(cases):
@@ -182,7 +182,7 @@ def plot_sequences(run, axes=None):
         for name, colour in (("buckets", SERIES[2]), ("sorted", SERIES[1])):
             (case,) = [c for c in cases if c["layout"] == name]
             axes[1].plot(case["columns"], color=colour, label=name)
-        axes[1].set(xlabel="step of an epoch", ylabel="columns of its batch", ylim=(0, None))
+        axes[1].set(xlabel="step of an epoch", ylabel="words of a row", ylim=(0, None))
         drawing.legend(axes[1], 2)
         speeds = {c["layout"]: c["words"] / statistics.median(c["ms"]) for c in cases}
         first, best = cases[0]["layout"], max(speeds, key=speeds.get)
@@ -217,7 +217,7 @@ def plot_products(run, axes=None):
                 ax.barh(row, middle, 0.6, xerr=[[middle - low], [high - middle]], **look)
             drawing.rows(ax, (case["way"] for case in group))
             ax.set_xlabel("ms, both passes")
-            drawing.caption(ax, name)
+            drawing.caption(ax, name.replace("hidden numbers", "width of an LSTM"))
         gains = {name: _gain(group) for name, group in groups.items()}
         best = max(gains, key=gains.get)
         first, *_, last = sorted(groups[best], key=lambda c: -statistics.median(c["ms"]))
@@ -268,8 +268,8 @@ def plot_families(run, ax=None):
         last = {family: [*lengths.values()][-1] for family, lengths in found.items()}
         costs = {f: statistics.fmean(c[price] for c in cases) for f, cases in last.items()}
         low, high = min(costs, key=costs.get), max(costs, key=costs.get)
-        title = f"As many epochs cost {high} {costs[high] / costs[low]:.2g} times the "
-        title += f"{PRICES[price]} of {low}"
+        epochs, factor = last[high][0]["epochs"], costs[high] / costs[low]
+        title = f"{epochs} epochs of {high} cost {factor:.2g} times the {PRICES[price]} of {low}"
         drawing.entitle(ax, title, _setting(run).replace("rounds", "seeds"))
     return ax
 
