@@ -189,7 +189,7 @@ def plot_bits(run, axes=None):
         axes[0].axhspan(100 * min(before), 100 * max(before), color=PALETTE["limit"], alpha=0.2)
         axes[0].axhline(100 * statistics.mean(before), color=PALETTE["limit"], label="before")
         axes[0].set(ylabel="accuracy (%)", xlabel="bits of a weight")
-        axes[1].set(ylabel="weights' distance from what they were (%)", yscale="log")
+        axes[1].set(ylabel="error of the weights (%)", yscale="log")
         axes[1].set_xlabel("bits of a weight")
         for ax in axes:
             ax.invert_xaxis()
