@@ -4,8 +4,8 @@ Each part takes and returns [batch, tokens, width]. Heads are counted where they
 that holds half of the rows of q, k and v computes half of the heads.
 """
 
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 
 class Attention(nn.Module):
@@ -15,7 +15,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head = width // heads
         self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
-        self.attend = F.scaled_dot_product_attention
+        self.attend = functional.scaled_dot_product_attention
 
     def forward(self, x):
         q, k, v = (
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         x = x + self.attention(self.attention_norm(x))
-        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
+        return x + self.down(functional.gelu(self.up(self.mlp_norm(x))))
 
 
 class Model(nn.Module):
