@@ -41,6 +41,7 @@ PREPARED = {
     "04_segments": "segments.py",
     "04_slow": "slow.py",
     "09_repair": "repair.py",
+    "12_parallel": "parallel.py",
 }
 # One without a verdict: a figure shows whether it is right.
 COPIED = {**PREPARED, "06_batchnorm": "batchnorm.py"}
@@ -51,6 +52,7 @@ CHAPTERS = {
     "04_slow": "n04c_slow",
     "06_batchnorm": "n06b_scaling",
     "09_repair": "n09_repair",
+    "12_parallel": "n12_model_parallel",
 }
 # A step's second file, which trainees write beside their trainer. It imports it by its path.
 BESIDE = {"08_large_batch": "optimizers.py", "10_kernels": "kernels.py"}
