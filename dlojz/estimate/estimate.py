@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlojz import idr_torch
 from dlojz.course import UserError
+from dlojz.estimate import divided
 from dlojz.estimate.storages import UNCLEAR, Storages
 from dlojz.runs import memory
 from dlojz.training import data, imports, models, private, sharding
@@ -62,6 +63,19 @@ class Plan:
     precision: str
     flags: tuple[str, ...] = ()  # further flags of the trainer
     copies: int = 1  # of the model in shards: HSDP, if there are several
+    tensor: int = 1  # processes that share each tensor
+    stages: int = 1  # of a pipeline
+    parts: int = 1  # of a batch, in a pipeline
+    stage: int = 0  # the one that is predicted
+
+    @property
+    def replicas(self) -> int:
+        """Return the number of processes that hold the same part of the model, or its shards."""
+        return self.gpus // (self.tensor * self.stages)
+
+    @property
+    def divided(self) -> bool:
+        return self.tensor * self.stages > 1
 
 
 def main():
@@ -93,12 +107,20 @@ def result(trainer: ModuleType, plan: Plan, by_blocks=False) -> dict:
     tell(f"running {STEPS} steps of {plan.model} on tensors without memory")
     check(trainer, plan)
     with shown(plan):
-        model = on_meta(trainer.build_model, plan, parsed(trainer, plan))
-        found = added_up(trainer, plan) if by_blocks else measured(trainer, plan)
+        args = parsed(trainer, plan)
+        whole = on_meta(trainer.build_model, replace(plan, tensor=1, stages=1), args)
+        peaks = added_up if by_blocks else measured
+        stages = []
+        for stage in (replace(plan, stage=number) for number in range(plan.stages)):
+            found = {phase: dict(peak.parts) for phase, peak in peaks(trainer, stage).items()}
+            model = on_meta(trainer.build_model, stage, args)
+            stages.append({"peaks": found, "sent": divided.sent(model, stage, product(plan))})
+    highest = max(stages, key=lambda stage: max(sum(p.values()) for p in stage["peaks"].values()))
     return {
-        "plan": asdict(plan),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "peaks": {phase: dict(peak.parts) for phase, peak in found.items()},
+        "plan": asdict(replace(plan, stage=stages.index(highest))),
+        "parameters": sum(p.numel() for p in whole.parameters()),
+        **highest,
+        "stages": stages,
     }
 
 
@@ -132,8 +154,9 @@ def planned(start: Mapping) -> Plan:
 def check(trainer, plan):
     """Raise UserError for a plan that is wrong, before anything is built."""
     memory.must_be_positive(plan)
-    if plan.gpus % plan.copies:
+    if plan.replicas % plan.copies:
         raise UserError(f"{plan.copies} copies on {plan.gpus} GPUs: expected equal numbers in each")
+    memory.must_divide(plan)
     if plan.model not in models.names():
         raise UserError(models.unknown(plan.model))
     if (vit := models.LARGER.get(plan.model)) and plan.image_size % vit.patch:
@@ -188,11 +211,18 @@ def counted(
 
     accumulate: batches per update, as the trainer's flag.
     """
+    if plan.parts > divided.live(plan):
+        accumulate *= 2  # earlier parts have left their gradients
     args = parsed(trainer, plan)
     args.accumulate = accumulate
     data.normalize(torch.zeros(1, 3, 1, 1, dtype=torch.uint8))  # keeps tensors: they must be real
     unseen = private.first_buckets(), private.unseen_shapes()
-    with group(plan.gpus, plan.copies) as mesh, unseen[0], unseen[1], Storages() as storages:
+    with (
+        group(plan.gpus // plan.stages, plan.copies, plan.tensor) as mesh,
+        unseen[0],
+        unseen[1],
+        Storages() as storages,
+    ):
         training = build(trainer, plan, args, short, mesh)
         note(storages, training)
         note_gathered(storages, training.model)
@@ -200,11 +230,14 @@ def counted(
         for step in range(STEPS * accumulate):
             if step == (STEPS - 1) * accumulate:
                 begin = len(storages.events)
-            images = torch.empty(plan.batch, 3, *2 * [plan.image_size], dtype=torch.uint8)
-            labels = torch.zeros(plan.batch, dtype=torch.int64)
+            part = plan.batch // plan.parts
+            images = torch.empty(part, 3, *2 * [plan.image_size], dtype=torch.uint8)
+            labels = torch.zeros(part * divided.live(plan), dtype=torch.int64)
             storages.note("buffers", (images, labels))
             trainer.train_step(step, training, images, labels, args, marks(storages))
             note(storages, training)
+            if plan.stages > 1:  # FSDP's whole gradients of the parts so far: activations are freed
+                storages.note_left("unreduced")
         last = range(begin, len(storages.events))
     return storages, last  # later events free the training
 
@@ -216,7 +249,7 @@ def parsed(trainer, plan: Plan):
     words += ["--data", "synthetic", *plan.flags]
     if knows(trainer, "sharding"):
         words += ["--sharding", plan.sharding, "--checkpointing", plan.checkpointing]
-    size = replaced(idr_torch, size=max(2, plan.gpus))  # one GPU may shard, too
+    size = replaced(idr_torch, size=max(2, plan.replicas))  # one GPU may shard, too
     with size, replaced(sys, argv=[trainer.__file__, *words]):
         args = trainer.parse_args()
     args.accumulate = 1
@@ -232,16 +265,17 @@ def parsed(trainer, plan: Plan):
 
 
 @contextmanager
-def group(gpus: int, copies: int = 1):
+def group(gpus: int, copies: int = 1, tensor: int = 1):
     """Join a process group of this many GPUs, all others fake. Yields its mesh.
 
-    copies: those of the model in shards; with more than one the mesh has two dimensions.
+    Its dimensions are the copies of the model in shards, if there are several, the shards, and the
+    processes that share each tensor, if there are several.
     """
     private.join_fake_group(gpus)
-    names = ("copies", "shards")[copies == 1 :]
-    shape = (copies, gpus // copies)[copies == 1 :]
+    sizes = {"copies": copies, "shards": gpus // copies // tensor, "tensor": tensor}
+    sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
     try:
-        yield init_device_mesh("cpu", shape, mesh_dim_names=names)
+        yield init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
     finally:
         torch.distributed.destroy_process_group()
 
@@ -250,22 +284,29 @@ def build(trainer, plan, args, short, mesh):
     """Return the trainer's training, its model sharded and checkpointed as planned."""
     own = trainer.build_model
 
+    names = mesh.mesh_dim_names
+    others = mesh["tensor"].get_group() if "tensor" in names else None
+    shards = mesh[tuple(name for name in names if name != "tensor")] if others else mesh
+
     def build_model(*_):
         with private.without_modes():
-            model = on_meta(own, plan, args, short)
+            model = on_meta(own, plan, args, short, others)
             if not by_itself and plan.checkpointing == "blocks":
                 sharding.checkpoint_blocks(model)
             if not by_itself and plan.sharding == "fsdp":
-                sharding.shard(model, mesh, DTYPES.get(plan.precision))
+                sharding.shard(model, shards, DTYPES.get(plan.precision), **kept)
         later = by_itself and plan.sharding == "fsdp"
         return model if later else model.to_empty(device=CPU)
 
+    # In a pipeline, for all parts at once.
+    kept = {"reshard_after_forward": False} if plan.stages > 1 else {}
+
     def sharded(module, **options):
         with private.without_modes():  # it asks for values of its mesh
-            return fully_shard(module, **{"mesh": mesh} | options)
+            return fully_shard(module, **{"mesh": shards} | options | kept)
 
     by_itself = knows(trainer, "sharding")
-    processes = plan.gpus if plan.sharding == "ddp" or by_itself else 1
+    processes = plan.replicas if plan.sharding == "ddp" or by_itself else 1
     # The processes' weights are not compared, as fake tensors have no values.
     wrapper = partial(DistributedDataParallel, init_sync=False)
     with (
@@ -286,8 +327,16 @@ def build(trainer, plan, args, short, mesh):
     return training
 
 
-def on_meta(build_model, plan, args, short=None):
-    """Return the reader's model with shapes only, and with some or all of its equal blocks."""
+def product(plan) -> torch.dtype:
+    """Return the dtype of matrix products."""
+    return DTYPES.get(plan.precision, torch.float32)
+
+
+def on_meta(build_model, plan, args, short=None, others=None):
+    """Return the reader's model with shapes only, and with some or all of its equal blocks.
+
+    A divided one is a share. others: the processes that share its tensors.
+    """
     with torch.device("meta"):
         model = build_model(args, CLASSES)
     by_block = plan.sharding == "fsdp" or plan.checkpointing == "blocks"
@@ -296,6 +345,11 @@ def on_meta(build_model, plan, args, short=None):
             f"{plan.model} repeats no block of its own, so there is nothing to shard or "
             "checkpoint block by block: give --sharding ddp and --checkpointing off, or a ViT"
         )
+    if plan.divided:
+        divided.check(model, plan)
+        # Autocast keeps float32 between blocks, and FSDP does not.
+        dtype = product(plan) if plan.sharding == "fsdp" else torch.float32
+        model = divided.Share(model, plan, dtype, others)
     if short:
         del container(model)[short:]
     return model

@@ -114,6 +114,10 @@ class Storages(private.dispatch_mode()):
             if self.part(tensor) in over:
                 self.parts[tensor.untyped_storage().dlojz_number] = part
 
+    def note_left(self, part: str):
+        """Note the part of memory of all that is still unclear and alive."""
+        self.parts |= {n: part for n in self._live if self.parts[n] in UNCLEAR}
+
 
 def tensors(tree) -> list[torch.Tensor]:
     """Return the fake tensors of a tree; for a DTensor, this process's shard."""

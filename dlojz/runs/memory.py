@@ -32,6 +32,10 @@ CUBLAS_BYTES = 2 * 32 * 2**20
 SHARDINGS = ("ddp", "fsdp")
 CHECKPOINTINGS = ("off", "blocks")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+TENSOR = (
+    "GPUs for each tensor of a vision transformer: columns, then rows, with sequence parallelism; "
+    "torchvision's attention is computed as if its heads were divided, too"
+)
 UNITS = {"": 1e9, "GB": 1e9, "GIB": 2**30, "MB": 1e6, "MIB": 2**20}
 
 
@@ -40,7 +44,10 @@ def add_flags_of_a_plan(add: Callable):
     add("--model", required=True, help="such as vit_2b, or one of torchvision")
     add("--gpus", type=int, default=1, metavar="N", help="number of GPUs")
     add("--sharding", choices=SHARDINGS, default="ddp", help="ddp: whole on each GPU")
-    add("-b", "--batch", type=int, default=32, help="images on each GPU")
+    add("--tensor", type=int, default=1, metavar="N", help=TENSOR)
+    add("--stages", type=int, default=1, metavar="N", help="of a pipeline, a vision transformer's")
+    add("--parts", type=int, default=1, metavar="M", help="micro-batches of a pipeline (1F1B)")
+    add("-b", "--batch", type=int, default=32, help="images on each GPU, or tensor x stages GPUs")
     add("--image-size", type=int, default=224, help="pixels")
     add("--checkpointing", choices=CHECKPOINTINGS, default="off", help="recomputation")
     add("--precision", choices=PRECISIONS, default="fp32")
@@ -58,10 +65,31 @@ def bytes_of(text: str) -> int:
 
 def must_be_positive(plan):
     """Raise UserError for a size that is not: of a plan, or of a command's arguments."""
-    for name in ("gpus", "batch", "image_size"):
+    for name in ("gpus", "batch", "image_size", "tensor", "stages", "parts"):
         if (value := getattr(plan, name)) < 1:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} {value}: expected a whole number of at least 1")
+
+
+def must_divide(plan):
+    """Raise UserError if a plan's GPUs, copies or parts are not of equal size."""
+    each = plan.tensor * plan.stages
+    if plan.gpus % each:
+        raise UserError(
+            f"--gpus {plan.gpus}: expected a multiple of --tensor {plan.tensor} times --stages "
+            f"{plan.stages}, such as --gpus {-(-plan.gpus // each) * each}"
+        )
+    if plan.parts > 1 and plan.stages == 1:
+        raise UserError(
+            f"--parts {plan.parts}: of a pipeline, so expected --stages of at least 2; else a "
+            "smaller --batch, which the trainer may --accumulate"
+        )
+    if plan.batch % plan.parts:
+        more = -(-plan.batch // plan.parts) * plan.parts
+        raise UserError(
+            f"--parts {plan.parts} don't divide --batch {plan.batch}; expected a multiple, such "
+            f"as --batch {more}"
+        )
 
 
 def means(plan: Mapping) -> str:
