@@ -22,15 +22,6 @@ from torchvision.models import VisionTransformer
 from dlojz.course import UserError
 from dlojz.training import models
 
-SENT = {  # in a step by each process, in a ring
-    "weights": "all-gathered, for a pass",
-    "gradients": "reduce-scattered over the shards, or all-reduced",
-    "tokens, gathered": "before the columns",
-    "tokens, reduced": "behind the rows",
-    "small gradients": "of norms and biases, all-reduced over the tensor's processes",
-    "to other stages": "activations to the next one, their gradients to the one before",
-}
-
 
 def check(model, plan):
     """Raise UserError for a whole model that can't be divided as planned."""
@@ -43,7 +34,7 @@ def check(model, plan):
     heads, hidden = blocks[0].num_heads, blocks[0].mlp[0].out_features
     for count, what in ((heads, "heads"), (hidden, "columns of each MLP")):
         if count % plan.tensor:
-            even = [n for n in range(1, count) if heads % n == hidden % n == 0]
+            even = [n for n in range(1, heads + 1) if heads % n == hidden % n == 0]
             raise UserError(
                 f"--tensor {plan.tensor}: {plan.model} has {count:,} {what}, which don't divide "
                 f"evenly; expected one of {', '.join(map(str, even))}"
@@ -216,7 +207,7 @@ def no_logits(x, classes: int):
 
 
 def sent(model, plan, dtype: torch.dtype) -> dict[str, float]:
-    """Return the bytes that a process sends in a step, by SENT, if all collectives are rings.
+    """Return the bytes that a process sends in a step, by memory.SENT, with collectives in rings.
 
     model: the process's share. dtype: of products, and of the weights that FSDP gathers.
     """

@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 from dlojz.figures import report
 from dlojz.figures.report import bytes_text
 from dlojz.runs import memory
-from dlojz.runs.memory import PARTS, Peak
+from dlojz.runs.memory import PARTS, SENT, Peak
 from dlojz.table import Table
 
 COLOURS = {
@@ -31,6 +31,14 @@ NEW_BUCKETS = (
     "DDP makes its buckets again as the second step begins. If NCCL has not let go of the first "
     "ones by then, that takes {} more, once: have room for it."
 )
+HEADS = (
+    "torch's plans for tensors do not reach the queries, keys and values of nn.MultiheadAttention, "
+    "which are one weight. This is the memory of the same products, dealt out by heads."
+)
+ONE_FORWARD = (
+    "1F1B: a stage holds the activations of as many parts as there are stages from it to the last. "
+    "FSDP gathers its weights once in a step, and reduces the gradients of all parts at its end."
+)
 WIDTH = 40  # characters of the longest bar
 CARD = {"color": report.PALETTE["limit"], "linestyle": "--", "lw": 1}  # the line of a card's memory
 PAPER = {"facecolor": "white", "pad": 2, "lw": 0}  # behind a text, so that no line crosses it
@@ -53,10 +61,16 @@ def about(row: Mapping) -> str:
     count = f"{size / 1e9:.2f} billion" if size >= 1e9 else f"{size / 1e6:.1f} million"
     asked = f"{plan['model']} ({count} parameters), {memory.means(plan)}"
     several = "s" * (plan["batch"] > 1)
-    images = f"{plan['batch']:,} image{several} of {plan['image_size']} px on each GPU"
-    most = f"At most {bytes_text(peak.bytes)} on each GPU, {WHEN[phase]}. At that moment"
-    notes = [*later(row, phase), LEFT_OUT]
-    if plan["sharding"] == "ddp" and plan["gpus"] > 1:  # seen on one of two H200
+    tensor, stages = plan.get("tensor", 1), plan.get("stages", 1)
+    share = tensor * stages
+    on = f"on each {share} GPUs" if share > 1 else "on each GPU"
+    images = f"{plan['batch']:,} image{several} of {plan['image_size']} px {on}"
+    where = f" of stage {plan['stage']}" if stages > 1 else ""
+    most = f"At most {bytes_text(peak.bytes)} on each GPU{where}, {WHEN[phase]}. At that moment"
+    notes = [str(by_stage(row))] * (stages > 1)
+    notes += [str(messages(row))] * (share > 1)
+    notes += [*later(row, phase), *[HEADS] * (tensor > 1), *[ONE_FORWARD] * (stages > 1), LEFT_OUT]
+    if plan["sharding"] == "ddp" and plan["gpus"] > share:  # seen on one of two H200
         notes.append(NEW_BUCKETS.format(bytes_text(peak.parts["gradients"])))
     return "\n\n".join([f"{asked}, {images}\n{most}:", str(parts(peak)), *notes])
 
@@ -79,6 +93,23 @@ def parts(peak: Peak) -> Table:
         for part, size in found.items()
     ]
     return Table(("", "bytes", "", ""), rows, "<><<")
+
+
+def by_stage(row: Mapping) -> Table:
+    """Return a table of the stages of a pipeline: the memory of each GPU at the stage's peak."""
+    names = ("parameters", "gradients", "unreduced", "optimizer", "gathered", "activations")
+    rows = []
+    for number, stage in enumerate(row["stages"]):
+        phase, peak = highest(stage)
+        sizes = [bytes_text(peak.parts.get(name, 0)) for name in names]
+        rows.append((str(number), bytes_text(peak.bytes), *sizes, WHEN[phase]))
+    return Table(("stage", "at most", *names, ""), rows, ">>>>>><")
+
+
+def messages(row: Mapping) -> Table:
+    """Return a table of the bytes that each GPU sends in a step."""
+    rows = [(name, bytes_text(size), SENT[name]) for name, size in row["sent"].items()]
+    return Table(("sent in a step", "bytes", ""), rows, "<><", "Nothing is sent.")
 
 
 def fits(row: Mapping, limit: int) -> str:

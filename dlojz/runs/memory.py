@@ -27,6 +27,14 @@ PARTS = {
     "unsplit": "ends of the allocator's blocks, too small to be used",
     "cublas": "workspaces of matrix products",
 }
+SENT = {  # in a step by each process, in a ring
+    "weights": "all-gathered, for a pass",
+    "gradients": "reduce-scattered over the shards, or all-reduced",
+    "tokens, gathered": "before the columns",
+    "tokens, reduced": "behind the rows",
+    "small gradients": "of norms and biases, all-reduced over the tensor's processes",
+    "to other stages": "activations to the next one, their gradients to the one before",
+}
 # Of cuBLAS on an H100 or H200: 32 MiB for the thread of the forward pass, and for the backward's.
 CUBLAS_BYTES = 2 * 32 * 2**20
 SHARDINGS = ("ddp", "fsdp")
@@ -95,11 +103,15 @@ def must_divide(plan):
 def means(plan: Mapping) -> str:
     """Return a plan in a few words: "bf16, FSDP over 8 GPUs, checkpointing"."""
     found = [plan["precision"]]
+    tensor, stages = plan.get("tensor", 1), plan.get("stages", 1)
+    replicas = plan["gpus"] // (tensor * stages)
+    found += [f"tensors over {tensor} GPUs"] * (tensor > 1)
+    found += [f"{stages} stages, {plan.get('parts')} parts"] * (stages > 1)
     if plan["sharding"] == "fsdp":
         copies = f" in {plan['copies']} copies" if plan.get("copies", 1) > 1 else ""
-        found.append(f"FSDP over {plan['gpus']:,} GPUs{copies}")
-    elif plan["gpus"] > 1:
-        found.append(f"DDP on {plan['gpus']:,} GPUs")
+        found.append(f"FSDP over {replicas:,} GPUs{copies}")
+    elif replicas > 1:
+        found.append(f"DDP on {replicas:,} GPUs")
     if plan["checkpointing"] != "off":
         found.append("checkpointing")
     return ", ".join(found)
