@@ -72,6 +72,8 @@ def test_a_name_that_is_gone_is_done_without_after_a_warning(name, arguments, in
         ("ignores_errors", ()),
         ("empty_compile_cache", ("/nowhere",)),
         ("default_store", ()),
+        ("flash", (torch.ones(1, 1, 1, 1),) * 3),
+        ("flash_gradients", (torch.ones(1, 1, 1, 1),) * 7),
     ],
 )
 def test_a_name_that_is_gone_ends_one_feature_with_a_sentence(name, arguments, without):
@@ -117,6 +119,22 @@ def test_many_tensors_are_copied_and_measured_at_once():
     (copy, _), (norm, _) = private.copies(ONES), private.norms(ONES)
     assert copy.data_ptr() != ONES[0].data_ptr()
     assert norm == pytest.approx(2**0.5)
+
+
+def test_attention_over_pieces_has_the_gradients_of_the_whole():
+    torch.manual_seed(0)
+    q, k, v, gradient = (torch.randn(1, 2, 8, 4, requires_grad=True) for _ in range(4))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    wanted = torch.autograd.grad(expected, (q, k, v), gradient)
+    q, k, v, gradient = (x.detach() for x in (q, k, v, gradient))
+    out, logarithms, kept = private.flash(q, k, v)
+    torch.testing.assert_close(out, expected.detach())
+    pieces = [
+        private.flash_gradients(gradient, q, *some, out, logarithms, kept)
+        for some in zip(k.chunk(2, 2), v.chunk(2, 2), strict=True)
+    ]
+    of_q, of_k, of_v = zip(*pieces, strict=True)
+    torch.testing.assert_close((sum(of_q), torch.cat(of_k, 2), torch.cat(of_v, 2)), wanted)
 
 
 def test_a_profile_is_noticed():

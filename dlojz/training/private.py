@@ -223,6 +223,34 @@ def empty_compile_cache(folder: str):
     return named("torch._inductor.utils:fresh_cache", "dlojz worth")(dir=folder, delete=False)
 
 
+# Attention in pieces -----------------------------------------------------------------------------
+
+
+def flash(q, k, v) -> tuple:
+    """Return attention over some keys, the logarithms of its weights' sums, and what is kept.
+
+    The public function keeps these logarithms, by which pieces over other keys can be added.
+    """
+    out, logarithms, *kept = _flash(q)(q, k, v, 0.0, False)
+    return out, logarithms, kept[:6]
+
+
+def flash_gradients(gradient, q, k, v, out, logarithms, kept) -> tuple:
+    """Return the gradients of q, and of these k and v; out and logarithms are those of all keys.
+
+    kept: what `flash` returned, for as many keys
+    """
+    given = gradient, q, k, v, out, logarithms, *kept[:4]
+    return _flash(q, "_backward")(*given, 0.0, False, *kept[4:])
+
+
+def _flash(q, suffix=""):
+    """Return the operation behind scaled_dot_product_attention on the device of q."""
+    device = "_for_cpu" if q.device.type == "cpu" else ""
+    name = f"torch:ops.aten._scaled_dot_product_flash_attention{device}{suffix}"
+    return named(name, "attention in a ring")
+
+
 # Many tensors in one call ------------------------------------------------------------------------
 
 
