@@ -172,14 +172,20 @@ def tokens(x):
     return x.chunk(idr_torch.size, -2)[idr_torch.rank]
 
 
-def held(model) -> dict:
-    """Return the placement and the shape of each parameter's part on this rank, by name."""
+def held(model, whole) -> dict:
+    """Return the placement and the shape of each parameter's part on this rank, by name.
+
+    whole: the gradients of the whole model; a part that is no DTensor is placed by its shape.
+    """
     found = {}
     for name, weight in model.named_parameters():
-        place = "none"
+        place = "whole"
         if isinstance(weight, DTensor):
             (place,), weight = weight.placements, weight.to_local()
             place = f"Shard({place.dim})" if place.is_shard() else type(place).__name__
+        elif name in whole and weight.shape != whole[name].shape:
+            pairs = zip(weight.shape, whole[name].shape, strict=True)
+            place = "".join(f"Shard({dim})" for dim, (a, b) in enumerate(pairs) if a != b)
         found[name] = [place, [*weight.shape]]
     return found
 
@@ -201,7 +207,7 @@ def by_hand(module, device, seen):
     block, x, weights = drawn(Block(WIDTH, HEADS, HIDDEN), WIDTH, WIDTH, device)
     out, whole = step(copy.deepcopy(block), x, weights)
     divided = module.divide(copy.deepcopy(block))
-    seen["held"] = held(divided)
+    seen["held"] = held(divided, whole)
     row = module.Row(block.down)(x.new_zeros(1, HIDDEN // idr_torch.size))
     seen["bias"] = apart(row[0].detach(), block.down.bias.detach())
     found, gradients = step(divided, x, weights, seen)
@@ -224,7 +230,7 @@ def by_plan(module, device, seen):
     grid = module.mesh(device.type, 1)
     seen["grid"] = dict(zip(grid.mesh_dim_names, grid.shape, strict=True))
     divided = parallelize_module(block, grid["tensor"], module.plan())
-    seen["held"] = held(divided)
+    seen["held"] = held(divided, whole)
     found, gradients = step(divided, tokens(x), tokens(weights), seen)
     found = found.to_local() if isinstance(found, DTensor) else found
     whole["input"] = tokens(whole["input"])

@@ -1,0 +1,208 @@
+"""The divided model of notebook 12: right answers pass, each wrong one gets its own hint."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import made
+import pytest
+import torch.distributed as dist
+from programs import REPOSITORY, experiment_file
+
+from dlojz import course, idr_torch
+from dlojz.chapters.n12_model_parallel import job
+from dlojz.chapters.n12_model_parallel.exercise import HAND, PLAN, RING, STAGES
+from dlojz.check import check, judge
+from dlojz.check import exercise as exercises
+from dlojz.check.exercise import State
+from dlojz.launch import submit
+from dlojz.runs import log
+from dlojz.training import imports
+
+BROKEN = (experiment_file("parallel.py")).read_text()
+SOLVED = (REPOSITORY / "solutions/parallel.py").read_text()
+PATIENCE = 3  # seconds
+
+COPIED = """        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+"""
+SUMMED = COPIED.replace("gradient", "x")
+COLUMN = "share(whole.weight, 0), share(whole.bias, 0)"
+ROW = "share(whole.weight, 1), nn.Parameter"
+PRODUCT = "        return Sum.apply(functional.linear(x, self.weight)) + self.bias\n"
+LINEAR = "        return functional.linear(Copy.apply(x), self.weight, self.bias)\n"
+SQUARES = "    dist.all_reduce(squares)\n"
+ATTENTION = (
+    '        "attention": PrepareModuleInput(input_layouts=Shard(1), '
+    "desired_input_layouts=Replicate()),\n"
+)
+COLUMNS = '        **{f"attention.{name}": ColwiseParallel() for name in "qkv"},\n'
+LARGEST = "        before, largest = largest, torch.maximum(largest, scores.amax(-1, keepdim=True))\n"
+ONLINE = (
+    LARGEST
+    + """        weights, scale = (scores - largest).exp(), (before - largest).exp()
+        total = total * scale + weights.sum(-1, keepdim=True)
+        out = out * scale + weights @ v
+"""
+)
+SHIFT = "        k, v = Shift.apply(k), Shift.apply(v)\n"
+MASK = """        if causal:
+            later = (number + tokens * source) > (number + tokens * rank)[:, None]
+            scores = scores.masked_fill(later, -torch.inf)
+"""
+SCORES = "        scores = q @ k.mT / q.shape[-1] ** 0.5\n"
+SLICE = "model.blocks[rank * each : (rank + 1) * each]"
+SCHEDULE = "Schedule1F1B(own, MICRO_BATCHES, loss_fn=loss)"
+
+WRONG = {  # by hint: name, way, and what to replace
+    "cut": {
+        "columns and rows are swapped": (HAND, {ROW: ROW.replace("1", "0"), COLUMN: COLUMN.replace("0)", "1)", 1)}),
+        "the row layer's bias is cut": (HAND, {"nn.Parameter(whole.bias.detach().clone())": "share(whole.bias, 0)"}),
+    },
+    "bias": {
+        "each rank adds the bias": (HAND, {PRODUCT: "        return Sum.apply(functional.linear(x, self.weight, self.bias))\n"}),
+        "each rank adds its part of the bias": (HAND, {PRODUCT: "        bias = self.bias / dist.get_world_size()\n        return Sum.apply(functional.linear(x, self.weight, bias))\n"}),
+    },
+    "reduce": {
+        "no all-reduce": (HAND, {SUMMED: "        return x.clone()\n"}),
+        "the sum on one rank only": (HAND, {SUMMED: SUMMED.replace("all_reduce(total)", "reduce(total, 0)")}),
+        "f adds, too": (HAND, {"        return x.view_as(x)\n": SUMMED}),
+    },
+    "copy": {
+        "no all-reduce in the backward pass": (HAND, {COPIED: "        return gradient\n"}),
+        "f was left out": (HAND, {"Copy.apply(x)": "x"}),
+    },
+    "doubled": {
+        "g adds in its backward pass": (HAND, {"        return gradient\n": COPIED}),
+        "torch's all_reduce with a gradient": (HAND, {PRODUCT: PRODUCT.replace("Sum.apply", "dist.nn.functional.all_reduce"), "import torch\n": "import torch\nimport torch.distributed.nn\n"}),
+    },
+    "alike": {"one seed": (HAND, {"seed + dist.get_rank()": "seed"})},
+    "clipped": {
+        "the local norm": (HAND, {SQUARES: ""}),
+        "whole gradients twice": (HAND, {"in divided)\n": "in divided + whole)\n", "(squares + sum(gradient.square().sum() for gradient in whole)).sqrt()": "squares.sqrt()"}),
+        "a sum of norms": (HAND, {SQUARES: "    squares = squares.sqrt()\n    dist.all_reduce(squares)\n    squares = squares.square()\n"}),
+    },
+    "mesh": {"its dimensions in the wrong order": (PLAN, {"(copies, dist.get_world_size() // copies)": "(dist.get_world_size() // copies, copies)"})},
+    "norms": {"norms without a style": (PLAN, {'        "attention_norm": SequenceParallel(),\n': "", '        "mlp_norm": SequenceParallel(),\n': "", ATTENTION: ATTENTION})},
+    "placements": {
+        "rows, then columns": (PLAN, {'ColwiseParallel() for': "RowwiseParallel() for", '"attention.o": RowwiseParallel(': '"attention.o": ColwiseParallel('}),
+        "k was forgotten": (PLAN, {'in "qkv"': 'in "qv"'}),
+        "up and down only": (PLAN, {ATTENTION: "", COLUMNS: "", '        "attention.o": RowwiseParallel(output_layouts=Shard(1)),\n': ""}),
+    },
+    "sequence": {
+        "all tokens after down": (PLAN, {'"down": RowwiseParallel(output_layouts=Shard(1))': '"down": RowwiseParallel()'}),
+        "tokens are not gathered": (PLAN, {ATTENTION: "", '"attention_norm": SequenceParallel()': '"attention_norm": SequenceParallel(use_local_output=True)'}),
+    },
+    "hops": {"keys and values stay": (RING, {SHIFT: ""})},
+    "gathered": {"all keys at once": (RING, {"    for step in range(size):\n": "    k, v = (torch.cat(dist.nn.functional.all_gather(x), 2) for x in (k, v))\n    keys = torch.arange(k.shape[2])\n    hidden = keys > (number + tokens * rank)[:, None] if causal else keys < 0\n    return functional.scaled_dot_product_attention(q, k, v, ~hidden)\n    for step in range(size):\n", "import torch\n": "import torch\nimport torch.distributed.nn\n"})},
+    "rescale": {
+        "a softmax of each part": (RING, {ONLINE: "        out = out + scores.softmax(-1) @ v\n        total = total + 1\n"}),
+        "earlier weights keep their size": (RING, {"out * scale": "out"}),
+        "one hop too few for the values": (RING, {", Shift.apply(v)": ", v"}),
+    },
+    "mask": {
+        "the local index": (RING, {"(number + tokens * source)": "number", "(number + tokens * rank)[:, None]": "number[:, None]"}),
+        "no mask": (RING, {MASK: ""}),
+        "own token is hidden": (RING, {") > (number": ") >= (number"}),
+    },
+    "maximum": {"exp of large scores": (RING, {ONLINE: "        weights = scores.exp()\n        total, out = total + weights.sum(-1, keepdim=True), out + weights @ v\n"})},
+    "waited": {
+        "later tokens are skipped": (RING, {SCORES: "        if causal and source > rank:\n            k, v = Shift.apply(k), Shift.apply(v)\n            continue\n" + SCORES}),
+        "a call on one rank": (HAND, {SUMMED: SUMMED.replace("dist.all", "if dist.get_rank() == 0:\n            dist.all")}),
+    },
+    "pieces": {"copies": (STAGES, {f"[*{SLICE}]": f"copy.deepcopy({SLICE})", "import torch\n": "import copy\n\nimport torch\n"})},
+    "balance": {"three blocks and one": (STAGES, {SLICE: "model.blocks[3 * rank : 3 + rank]"})},
+    "unequal": {"micro-batches that do not divide": (STAGES, {"MICRO_BATCHES = 4": "MICRO_BATCHES = 3"})},
+    "averaged": {
+        "divided twice": (STAGES, {"loss_fn=loss": "loss_fn=lambda *both: loss(*both) / MICRO_BATCHES"}),
+        "not divided": (STAGES, {"loss_fn=loss": "loss_fn=loss, scale_grads=False"}),
+    },
+    "order": {"GPipe": (STAGES, {"    return Schedule1F1B": "    return ScheduleGPipe", "PipelineStage, Schedule1F1B\n": "PipelineStage, ScheduleGPipe\n"})},
+    "raised": {"an error on one rank": (RING, {SCORES: "        assert rank == 0\n" + SCORES})},
+    "gradients": {"the largest number without its gradient, kept by the rest": (RING, {"out = out * scale + weights @ v": "out = out * scale + weights.detach() @ v"})},
+    "output": {"a scale of one's own": (HAND, {LINEAR: LINEAR.replace("self.weight,", "1.1 * self.weight,")})},
+}  # fmt: skip
+RIGHT = {  # by name: way, and what to replace
+    "the solution by hand": (HAND, {}),
+    "a hook": (HAND, {"Copy.apply(x)": "hooked(x)", "class Column(": "def hooked(x):\n    x = x.view_as(x)\n    x.register_hook(lambda gradient: Copy.backward(None, gradient))\n    return x\n\n\nclass Column("}),
+    "one f for q, k and v": (HAND, {"Copy.apply(x)": "x", "    attention.o = Row(attention.o)\n": "    attention.o = Row(attention.o)\n    for layer in (attention, block.up):\n        layer.register_forward_pre_hook(lambda _, x: (Copy.apply(*x),))\n", "    block.up, block.down = Column(block.up), Row(block.down)\n": "", "    attention = block.attention\n": "    attention = block.attention\n    block.up, block.down = Column(block.up), Row(block.down)\n"}),
+    "functional collectives": (HAND, {COPIED: COPIED.replace("dist.all_reduce(total)", "total = funcol.all_reduce(total, 'sum', dist.group.WORLD)"), SUMMED: "        return funcol.all_reduce(x, 'sum', dist.group.WORLD)\n", "import torch\n": "import torch\nimport torch.distributed._functional_collectives as funcol\n"}),
+    "products, and torch's norm": (HAND, {LINEAR: "        return Copy.apply(x) @ self.weight.T + self.bias\n", "sum(gradient.square().sum() for gradient in divided)": "nn.utils.get_total_norm(divided) ** 2", "seed + dist": "1000 * seed - dist"}),
+    "the plan": (PLAN, {}),
+    "q, k and v gather on their own": (PLAN, {ATTENTION: "", "ColwiseParallel() for": "ColwiseParallel(input_layouts=Shard(1)) for"}),
+    "local tensors after norms": (PLAN, {'"attention_norm": SequenceParallel()': '"attention_norm": SequenceParallel(use_local_output=True)', '"mlp_norm": SequenceParallel()': '"mlp_norm": SequenceParallel(use_local_output=True)'}),
+    "a mesh of numbers": (PLAN, {"    return init_device_mesh(device_type, shape, ": "    ranks = torch.arange(dist.get_world_size()).view(shape)\n    return DeviceMesh(device_type, ranks, ", "import init_device_mesh": "import DeviceMesh"}),
+    "the ring": (RING, {}),
+    "k and v in one message, the last one left out": (RING, {SHIFT: "        if step + 1 < size:\n            k, v = Shift.apply(torch.stack((k, v)))\n"}),
+    "the logarithm of sums": (RING, {ONLINE: "        lse = scores.logsumexp(-1, keepdim=True)\n        new = torch.logaddexp(largest, lse)\n        out = out * (largest - new).exp() + (scores - new).exp() @ v\n        largest, total = new, torch.ones_like(total)\n"}),
+    "a mask that is added": (RING, {"scores.masked_fill(later, -torch.inf)": "scores + torch.zeros_like(scores).masked_fill(later, -1e9)"}),
+    "stages": (STAGES, {}),
+    "layers that do nothing": (STAGES, {"    first = [model.first] if rank == 0 else []\n": "    model.blocks = nn.ModuleList(layers)\n    model.first = model.first if rank == 0 else nn.Identity()\n    if rank < size - 1:\n        model.norm = model.last = nn.Identity()\n    return model\n", "    return nn.Sequential(*first, *layers, *([model.norm, model.last] * (rank == size - 1)))\n": ""}),
+    "eight micro-batches, divided by the loss": (STAGES, {"MICRO_BATCHES = 4": "MICRO_BATCHES = 8", "loss_fn=loss": "loss_fn=lambda *both: loss(*both) / MICRO_BATCHES, scale_grads=False"}),
+}  # fmt: skip
+ANSWERS = RIGHT | {name: answer for answers in WRONG.values() for name, answer in answers.items()}
+
+
+def examine_all(folder):
+    """Examine all answers of a folder, one after the other, as each process of one job."""
+    store, rank, size = next(dist.rendezvous("env://", idr_torch.rank, idr_torch.size))
+    for name, (way, _) in ANSWERS.items():
+        answer = Path(folder, name)
+        words = ["--seed", "1", "--ways", way, "--patience", str(PATIENCE)]
+        with pytest.MonkeyPatch.context() as patch:
+            met = dist.PrefixStore(name, store), rank, size
+            patch.setattr(dist, "rendezvous", lambda *_, met=met: iter([met]))
+            patch.setattr("sys.argv", ["parallel.py", *words])
+            patch.setattr("sys.excepthook", None)
+            patch.setenv("DLOJZ_RUN", str(answer))
+            job.examine(str(answer / "parallel.py"))
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """The folders of all answers, with their logs: one job of two processes examines them all."""
+    folder = tmp_path_factory.mktemp("answers")
+    for name, (_, changes) in ANSWERS.items():
+        (folder / name).mkdir()
+        (folder / name / "parallel.py").write_text(made.replaced(SOLVED, changes))
+    torchrun = "torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
+    argv = [sys.executable, "-m", *torchrun.split(), __file__, str(folder)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=250, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture
+def verdict(logged):
+    """The verdict on an answer; the other ways are the solution's."""
+    solved = {}
+    for name, (way, changes) in RIGHT.items():
+        if not changes:
+            solved |= log.read(logged / name).cases
+    found = exercises.find("12_parallel")
+    reads = replace(found, read=lambda folder: solved | log.read(folder).cases)
+    return lambda name: judge.repaired(reads, logged / name, "")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_answer_passes(verdict, name):
+    found = verdict(name)
+    assert found.passed, found
+
+
+@pytest.mark.parametrize(("hint", "name"), [(h, name) for h in WRONG for name in WRONG[h]])
+def test_a_wrong_answer_gets_its_hint(verdict, hint, name):
+    found = verdict(name)
+    assert found.hint_key == hint, found
+    way, _ = WRONG[hint][name]
+    assert {f.part for f in found.failing} == {way}, found
+
+
+def test_each_hint_is_that_of_a_wrong_answer_or_of_a_file_that_did_not_run():
+    assert {*exercises.find("12_parallel").hints} == {*WRONG, "unwritten", "failed"}
+
+
+if __name__ == "__main__":
+    examine_all(sys.argv[1])
