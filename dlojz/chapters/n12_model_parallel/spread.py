@@ -140,7 +140,7 @@ class Optimizer:
 
 
 def shared(weight):
-    """Return a weight's gradient, summed over processes that each have seen a part of the tokens."""
+    """Return a weight's gradient, summed over processes that have each seen some of the tokens."""
     if not isinstance(weight, DTensor) or weight.grad.placements == weight.placements:
         return weight.grad
     return weight.grad.redistribute(placements=weight.placements)
@@ -224,10 +224,12 @@ class Training:
         return None if loss is None else loss.detach()
 
     def held(self) -> dict[str, int]:
-        """Return the bytes that this process holds between steps; gradients are dropped."""
+        """Return the bytes that this process holds between steps: of gradients, DDP's buckets."""
         tensors = {"parameters": map(sharding.own, self.weights)}
         tensors["optimizer"] = self.optimizer.tensors()
-        return {part: sum(t.nbytes for t in found) for part, found in tensors.items()}
+        found = {part: sum(t.nbytes for t in some) for part, some in tensors.items()}
+        whole = isinstance(self.model, torch.nn.parallel.DistributedDataParallel)
+        return found | ({"gradients": found["parameters"]} if whole else {})
 
     def peak_bytes(self) -> int:
         """Return the most bytes of all tensors in a step; on a processor as its profiler counts."""

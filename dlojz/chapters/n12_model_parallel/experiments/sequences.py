@@ -8,7 +8,6 @@ without them (its results are wrong then), and its messages are timed alone.
 """
 
 import argparse
-import statistics
 from functools import partial
 
 import torch
@@ -36,7 +35,7 @@ class Link:
     def hand_on(self, tensor):
         """Begin to send a tensor to the next process; return what comes, and a call to wait."""
         if not self.talks:
-            return tensor, list
+            return tensor, at_once
         self.sent += tensor.nbytes
         rank, size, comes = idr_torch.rank, idr_torch.size, torch.empty_like(tensor)
         to = distributed.P2POp(distributed.isend, tensor, (rank + 1) % size)
@@ -54,6 +53,10 @@ class Link:
         return comes
 
 
+def at_once():
+    """Wait for nothing."""
+
+
 def whole(link, flash, gradients, q, k, v, gradient):
     """Return attention of these tokens to themselves, and the gradients."""
     out, *kept = flash(q, k, v)
@@ -65,7 +68,7 @@ def ring(link, flash, gradients, q, k, v, gradient):
     kv, out, logarithms = torch.stack((k, v)), 0.0, torch.tensor(-torch.inf, device=q.device)
     for hop in range(idr_torch.size):
         last = hop == idr_torch.size - 1
-        coming, wait = (kv, list) if last else link.hand_on(kv)
+        coming, wait = (kv, at_once) if last else link.hand_on(kv)
         some, own, kept = flash(q, *kv)
         both = torch.logaddexp(logarithms, own)  # the online softmax of 10c
         out = out * (logarithms - both).exp()[..., None] + some * (own - both).exp()[..., None]
@@ -73,10 +76,10 @@ def ring(link, flash, gradients, q, k, v, gradient):
         wait()
         kv = coming
     out = out.to(q.dtype)
-    kv, of_q, travelling, arrive = torch.stack((k, v)), 0, torch.zeros_like(kv), list
+    kv, of_q, travelling, arrive = torch.stack((k, v)), 0, torch.zeros_like(kv), at_once
     for hop in range(idr_torch.size):
         last = hop == idr_torch.size - 1
-        coming, wait = (kv, list) if last else link.hand_on(kv)
+        coming, wait = (kv, at_once) if last else link.hand_on(kv)
         part, *of_kv = gradients(gradient, q, *kv, out, logarithms, kept)
         arrive()  # the gradients so far of these keys and values
         of_q = of_q + part
@@ -156,7 +159,8 @@ def main():
     with session.begin(args, device) as (run, _), session.process_group(device):
         uneven = [n for n in (*args.lengths, args.heads) if n % idr_torch.size]
         if idr_torch.size < 2 or uneven:
-            raise UserError(f"{idr_torch.size} processes: expected two or more, that divide {uneven}")
+            n = idr_torch.size
+            raise UserError(f"{n} processes: expected two or more, that divide {uneven}")
         for length in tqdm(args.lengths, unit="length"):
             for way, fields in measured(args, length, device).items():
                 run.case(f"{way}, {length:,}", way=way, tokens=length, **fields)

@@ -1,0 +1,103 @@
+"""The memory of each process and the bytes that it sends, by plan: measured, or predicted.
+
+Submitted by a notebook: submit("dlojz/chapters/n12_model_parallel/experiments/divisions.py",
+n_gpu=2).
+
+With --predict RUN one process, without a GPU, has `dlojz estimate` predict what that run measured.
+The measured model has the blocks of this chapter, the predicted one torchvision's of those sizes.
+"""
+
+import argparse
+import warnings
+from dataclasses import asdict
+
+import torch
+from tqdm import tqdm
+
+from dlojz import course, idr_torch, runs
+from dlojz.chapters import session
+from dlojz.chapters.n12_model_parallel import spread
+from dlojz.course import UserError
+from dlojz.estimate import estimate
+from dlojz.runs import log, memory
+from dlojz.training import flags, imports, models
+from dlojz.watch import profile
+
+SIZES = {"vit_b_16": models.ViT(16, 12, 12, 768, 3072), **models.LARGER}
+# Images with an odd number of patches on each side: with the class token, tokens are even.
+ON_GPU = {"model": "vit_600m", "image_size": 210, "batches": [16, 48], "precision": "tf32"}
+ON_CPU = {"model": "vit_b_16", "image_size": 80, "batches": [4], "precision": "fp32"}
+FLAGS = ("--optimizer", "adamw")  # of the trainer
+
+
+def plans(args):
+    """Yield the plans to measure, in the words of `dlojz estimate`."""
+    n = idr_torch.size
+    divided = ({"sharding": "ddp"}, {"sharding": "fsdp"}, {"tensor": n}, {"stages": n, "parts": 4})
+    for batch in args.batches:
+        for how in divided:
+            alike = batch if "sharding" not in how else batch // n
+            same = {"model": args.model, "gpus": n, "batch": alike, "image_size": args.image_size}
+            same |= {"checkpointing": "off", "precision": args.precision, "flags": FLAGS}
+            yield estimate.Plan(**{"sharding": "ddp"} | same | how)
+
+
+def measured(plan, device) -> dict:
+    """Return the fields of a plan that was tried."""
+    vit = SIZES[plan.model]
+    tokens = (plan.image_size // vit.patch) ** 2 + 1
+    batch, inputs = plan.batch * plan.replicas, 3 * vit.patch**2
+    sizes = spread.Sizes(vit.layers, vit.width, vit.heads, vit.mlp, tokens, batch, inputs)
+    way = spread.Plan(plan.tensor, plan.tensor > 1, plan.stages, plan.parts, 1, plan.sharding)
+    training = spread.Training(way, sizes, device)
+    training.step()
+    found = {"peak_bytes": training.peak_bytes(), "bytes": training.held()}
+    torch.distributed.barrier()
+    seen = spread.messages(profile.profiled(training.step), training)
+    return found | {"sent_bytes": seen["sent_bytes"], "expected_bytes": training.expected_bytes()}
+
+
+def predict(run, path):
+    """Write a case for each of that run: its plan, what was measured, and what is predicted."""
+    warnings.filterwarnings("ignore")  # DDP's on tensors without values
+    trainer, ranks = imports.trainer(course.solution(course.CHAIN[-1])), log.read_ranks(path)
+    for name, case in tqdm(ranks[0].cases.items(), unit="plan"):
+        plan = case["plan"] | {"flags": tuple(case["plan"]["flags"])}
+        found = estimate.result(trainer, estimate.Plan(**plan), by_blocks=True)
+        both = {
+            "peak_bytes": [rank.cases[name]["peak_bytes"] for rank in ranks],
+            "sent_bytes": [rank.cases[name]["sent_bytes"] for rank in ranks],
+            "predicted_bytes": [
+                max(sum(p.values()) for p in stage["peaks"].values()) for stage in found["stages"]
+            ],
+            "predicted_sent": [sum(stage["sent"].values()) for stage in found["stages"]],
+        }
+        run.case(name, plan=found["plan"], **both)
+
+
+def main():
+    device = idr_torch.device()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add, positive = parser.add_argument, flags.at_least(1)
+    add("--model", choices=SIZES, help="a vision transformer")
+    add("--image-size", type=positive, help="pixels")
+    add("--batches", type=positive, nargs="+", help="images of a step, on all GPUs together")
+    add("--precision", choices=("fp32", "tf32"), help="of the products; weights are in float32")
+    add("--predict", metavar="RUN", help="a recording, such as h100/12-divisions-x2")
+    parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
+    args = parser.parse_args()
+    with session.begin(args, torch.device("cpu") if args.predict else device) as (run, _):
+        if args.predict:
+            predict(run, runs.recorded(args.predict))
+            return
+        if idr_torch.size < 2:
+            raise UserError("plans need at least two processes: submit it with n_gpu=2 or more")
+        session.set_float32(args.precision)
+        with session.process_group(device):
+            for plan in tqdm([*plans(args)], unit="plan"):
+                name = f"{memory.means(asdict(plan))}, {plan.batch} images"
+                run.case(name, plan=asdict(plan), **measured(plan, device))
+
+
+if __name__ == "__main__":
+    main()
