@@ -260,6 +260,11 @@ def _on_a_processor():
     for sharding in ("ddp", "fsdp --checkpointing blocks"):
         run = f"{_solution('11')} {tiny} --precision fp32 --optimizer adamw --lr 0.001"
         yield f"11-cpu-{sharding.split()[0]}-x2", f"{run} --sharding {sharding}"
+    # Actions sleep, so four processes need no four cores.
+    yield "12-cpu-schedules-x4", f"{at('schedules.py')} --wait 20"
+    for name, how in {"splits": "", "ring": "", "divisions": " --batches 4 32"}.items():
+        yield f"12-cpu-{name}-x2", f"{at(f'{name}.py')}{how}"
+    yield "12-cpu-predicted", f"{at('divisions.py')} --predict cpu/12-cpu-divisions-x2"
 
 
 def _solution(step):
@@ -375,6 +380,15 @@ RECORDINGS = {
         **dict(_sharding_11()),
         **dict(_sharded_11()),
         "11-float8": at("float8.py"),  # with torchao installed
+    },
+    "12": {  # their sizes suit the device
+        "12-splits-x2": at("splits.py"),
+        "12-schedules-x2": f"{at('schedules.py')} --parts 2 4 8 16",
+        "12-ring-x2": at("ring.py"),
+        "12-divisions-x2": at("divisions.py"),
+        "12-schedules-x4": f"{at('schedules.py')} --parts 4 8 16",
+        "12-splits-x4": at("splits.py"),
+        "12-predicted": f"{at('divisions.py')} --predict h100/12-divisions-x2",  # needs no GPU
     },
     "cpu": dict(_on_a_processor()),
 }

@@ -1,7 +1,6 @@
 """Long sequences, divided among processes: ring attention and Ulysses beside the whole, by length.
 
-Submitted by a notebook: submit("dlojz/chapters/n12_model_parallel/experiments/sequences.py",
-n_gpu=2).
+Submitted by a notebook: submit("dlojz/chapters/n12_model_parallel/experiments/ring.py", n_gpu=2).
 
 Each way computes attention, without a mask, and its gradients. It is timed with its messages,
 without them (its results are wrong then), and its messages are timed alone.
