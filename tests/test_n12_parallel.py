@@ -96,7 +96,7 @@ WRONG = {  # by hint: name, way, and what to replace
         "tokens are not gathered": (PLAN, {ATTENTION: "", '"attention_norm": SequenceParallel()': '"attention_norm": SequenceParallel(use_local_output=True)'}),
     },
     "hops": {"keys and values stay": (RING, {SHIFT: ""})},
-    "gathered": {"all keys at once": (RING, {"    for step in range(size):\n": "    k, v = (torch.cat(dist.nn.functional.all_gather(x), 2) for x in (k, v))\n    keys = torch.arange(k.shape[2])\n    hidden = keys > (number + tokens * rank)[:, None] if causal else keys < 0\n    return functional.scaled_dot_product_attention(q, k, v, ~hidden)\n    for step in range(size):\n", "import torch\n": "import torch\nimport torch.distributed.nn\n"})},
+    "gathered": {"all keys at once": (RING, {"    for step in range(size):\n": "    k, v = (torch.cat(dist.nn.functional.all_gather(x), 2) for x in (k, v))\n    keys = torch.arange(k.shape[2])\n    hidden = keys > (number + tokens * rank)[:, None] if causal else (keys < 0)[None]\n    return functional.scaled_dot_product_attention(q, k, v, ~hidden)\n    for step in range(size):\n", "import torch\n": "import torch\nimport torch.distributed.nn\n"})},
     "rescale": {
         "a softmax of each part": (RING, {ONLINE: "        out = out + scores.softmax(-1) @ v\n        total = total + 1\n"}),
         "earlier weights keep their size": (RING, {"out * scale": "out"}),
@@ -110,7 +110,7 @@ WRONG = {  # by hint: name, way, and what to replace
     "maximum": {"exp of large scores": (RING, {ONLINE: "        weights = scores.exp()\n        total, out = total + weights.sum(-1, keepdim=True), out + weights @ v\n"})},
     "waited": {
         "later tokens are skipped": (RING, {SCORES: "        if causal and source > rank:\n            k, v = Shift.apply(k), Shift.apply(v)\n            continue\n" + SCORES}),
-        "a call on one rank": (HAND, {SUMMED: SUMMED.replace("dist.all", "if dist.get_rank() == 0:\n            dist.all")}),
+        "a reduction on one rank": (HAND, {SQUARES: "    if dist.get_rank() == 0:\n        dist.all_reduce(squares)\n"}),
     },
     "pieces": {"copies": (STAGES, {f"[*{SLICE}]": f"copy.deepcopy({SLICE})", "import torch\n": "import copy\n\nimport torch\n"})},
     "balance": {"three blocks and one": (STAGES, {SLICE: "model.blocks[3 * rank : 3 + rank]"})},

@@ -37,7 +37,7 @@ def _way(way, call, case):
     texts = [f"process {n}: {seen['raised']}" for n, seen in (own or raised).items()]
     waited = [n for n, seen in raised.items() if seen["waited"]]
     texts += [f"process {n} waited for it in vain" for n in waited if own]
-    hint = "unwritten" if unwritten else "waited" if waited else "raised"
+    hint = "unwritten" if unwritten else "raised" if own else "waited"
     text, done = "; ".join(texts), "to its end"
     ran = Finding(way, "ran", "each process", not raised, text or done, done, hint)
     return [ran, *call(ranks)]
@@ -106,7 +106,9 @@ def _messages(way, ranks):
     """Yield a finding for each pass; too few and too many messages have hints of their own."""
     for direction in ("forward", "backward"):
         wanted, few, many = MESSAGES[way, direction]
-        for seen in _with("messages", ranks)[:1]:
+        # After an error in a plan's forward pass its messages say more than the shapes.
+        reached = "messages" if (way, direction) == (PLAN, "forward") else "output"
+        for seen in _with(reached, ranks)[:1]:
             counts = seen["messages"][direction]
             short = any(counts.get(kind, 0) < low for kind, (low, _) in wanted.items())
             long = any(n > wanted.get(kind, (0, 0))[1] for kind, n in counts.items())
@@ -150,11 +152,10 @@ def _in_stages(ranks):
         blocks = [len({*re.findall(r"blocks\.\d+", " ".join(part))}) for part in parts]
         text, ok = " and ".join(map(str, blocks)), len({*blocks}) == 1
         yield Finding(STAGES, "balance", "blocks of each stage", ok, text, "equal", "balance")
-    for seen in _with("gradients", ranks)[:1]:
-        sizes = seen["sizes"]
-        text, ok = " ".join(map(str, sizes)), len({*sizes}) == 1
-        what = "sequences in each micro-batch"
-        yield Finding(STAGES, "sizes", what, ok, text, "equal", "unequal")
+    for sizes, batch in [(seen["sizes"], seen["batch"]) for seen in ranks[:1] if seen.get("sizes")]:
+        text, ok = " ".join(map(str, sizes)), len({*sizes}) == 1 and batch % sizes[0] == 0
+        what, equal = "sequences in each micro-batch", f"equal shares of {batch}"
+        yield Finding(STAGES, "sizes", what, ok, text, equal, "unequal")
     for number, seen in enumerate(ranks if all("gradients" in seen for seen in ranks) else []):
         live, most = 0, 0
         for action in seen["actions"]:

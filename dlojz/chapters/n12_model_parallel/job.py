@@ -99,7 +99,8 @@ def tried(call, path) -> dict:
     except Exception as error:  # any
         places = traceback.extract_tb(error.__traceback__)
         lines = [place.lineno for place in places if Path(place.filename) == Path(path)]
-        seen["raised"] = f"line {lines[-1]}: " * bool(lines) + harness.short(error)
+        where = "".join(f"line {line}: " for line in lines[-1:])  # errors of torch's may have none
+        seen["raised"] = where + harness.short(error)
         seen["waited"] = bool(WAITED.search(str(error)))
         seen["unwritten"] = isinstance(error, NotImplementedError)
     return seen
@@ -124,13 +125,13 @@ class Messages(private.dispatch_mode()):
 
 def step(model, x, weights, seen=None):
     """Return a model's outputs, and its gradients by name; note the messages of both passes."""
-    x = x.detach().requires_grad_()
-    with Messages() as forward:
-        out = model(x)
-    with Messages() as backward:
-        (out * weights).sum().backward()
+    x, forward, backward = x.detach().requires_grad_(), Messages(), Messages()
     if seen is not None:
         seen["messages"] = {"forward": forward.counts, "backward": backward.counts}
+    with forward:
+        out = model(x)
+    with backward:
+        (out * weights).sum().backward()
     named = getattr(model, "named_parameters", dict)()  # a function has none
     return out.detach(), {"input": x.grad} | {name: weight.grad for name, weight in named}
 
@@ -265,7 +266,7 @@ def in_stages(module, device, seen):
     loss.backward()
     stage, actions, sizes = module.stage(model), [], []
     seen["parts"] = [names.get(id(p), "a copy") for p in stage.parameters()]
-    seen |= {"actions": actions, "sizes": sizes}
+    seen |= {"actions": actions, "sizes": sizes, "batch": BATCH}
 
     def note(_, inputs, out):
         if out.requires_grad:  # else the schedule only asks for its shape
