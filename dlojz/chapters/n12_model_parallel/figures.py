@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Mapping
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter
 
 from dlojz.figures import drawing, plans, report
 from dlojz.figures.report import PALETTE, SERIES, bytes_text
@@ -17,12 +18,10 @@ KINDS = {  # of a pipeline's actions
     "W": ("backward, of the weights", PALETTE["power"]),
 }
 SCHEDULES = dict(zip(("GPipe", "1F1B", "interleaved 1F1B", "zero bubble"), SERIES, strict=False))
+DOES = ("holds", "sends in a step")
 HELD = ("parameters", "gradients", "optimizer")
 MESSAGES = report.COLLECTIVES | {"reduce_scatter": SERIES[2], "send": SERIES[1]}
 WAYS = {"whole": PALETTE["limit"], "ring": SERIES[0], "Ulysses": SERIES[1]}
-
-
-# Schedules ----------------------------------------------------------------------------------------
 
 
 def _schedules(run, parts: int | None = None) -> dict[str, list]:
@@ -90,7 +89,7 @@ def plot_schedules(run, parts: int | None = None, axes=None):
     cases = _schedules(run, parts or _parts(run))
     longest = max(_span(case)[1] for case in cases.values())
     size = 11, 1.2 + sum(0.45 + 0.28 * len(case["actions"]) for case in cases.values())
-    look = {"ha": "center", "va": "center", "fontsize": 7, "color": "white"}
+    look = {"ha": "center", "va": "center", "fontsize": 7}
     with drawing.axes(axes, size, "x", (len(cases), 1), sharex=True) as axes:
         for ax, case in zip(axes, cases.values(), strict=True):
             first = _span(case)[0]
@@ -101,15 +100,18 @@ def plot_schedules(run, parts: int | None = None, axes=None):
                     bar = {"color": colour, "ec": "white", "lw": 0.6, "alpha": 0.6 if later else 1}
                     ax.barh(process, end - begin, 0.86, begin - first, label=label, **bar)
                     if end - begin > longest / 80:
-                        ax.text((begin + end) / 2 - first, process, part + 1, **look)
-            drawing.rows(ax, [f"stage {n}" for n in _stages(case)])
+                        ink = "white" if kind == "B" and not later else "black"
+                        ax.text((begin + end) / 2 - first, process, part + 1, color=ink, **look)
+            n, two = len(case["actions"]), case["stages"] == 2
+            names = (f"stages {i}, {i + n}" if two else f"stage {i}" for i in range(n))
+            drawing.rows(ax, names)
             ax.tick_params(axis="y", labelsize=8, length=0)
             ax.grid(visible=False)
             drawing.caption(ax, _told(case))
             ax.set_xlim(0, 1.01 * longest)
         axes[-1].set_xlabel("ms")
-        named = {label: colour for kind, (label, colour) in KINDS.items() if _has(cases, kind)}
-        drawing.legend(axes[-1], 4, (1, -0.35), drawing.swatches(named), loc="upper right")
+        named = drawing.swatches(dict(KINDS.values()))
+        drawing.legend(axes[-1], 4, (1, -0.35), named, loc="upper right")
         drawing.entitle(axes[0], _finding(cases), _where(run))
     return axes
 
@@ -120,62 +122,24 @@ def _parts(run) -> int:
     return max([n for n in counts if n <= 8], default=min(counts))
 
 
-def _stages(case):
-    """Return the stages of each process in words: "0", or "0 and 4"."""
-    count = len(case["actions"])
-    return [
-        " and ".join(str(n) for n in range(first, count * case["stages"], count))
-        for first in range(count)
-    ]
-
-
-def _has(cases, wanted):
-    return any(kind == wanted for case in cases.values() for kind, *_ in _all(case))
-
-
 def _told(case):
     counted, predicted = bubble(case)
     text = f"{case['schedule']}: {counted:.0%} of the time without work"
-    return text + ("" if predicted is None else f", predicted {predicted:.0%}")
+    text += "" if predicted is None else f", predicted {predicted:.0%}"
+    return text + "; lighter: the second stage of a process" * (case["stages"] > 1)
 
 
 def _finding(cases):
-    shares = {case["schedule"]: bubble(case)[0] for case in cases.values()}
-    best, worst = min(shares, key=shares.get), max(shares, key=shares.get)
     case = next(iter(cases.values()))
+    shares = [f"{case['schedule']} {bubble(case)[0]:.0%}" for case in cases.values()]
     given = f"{len(case['actions'])} processes, {case['parts']} parts"
-    text = f"{given}: without work for {shares[worst]:.0%} of a step under {worst}, "
-    return text + f"for {shares[best]:.0%} under {best}"
+    return f"{given}, without work for this share of a step: {', '.join(shares)}"
 
 
 def _where(run):
     wait = log.read(run).start["arguments"]["wait"]
-    how = f"sleeps stand for work, {wait:g} ms for a block's forward pass; " if wait else ""
+    how = f"a block's forward pass is a sleep of {wait:g} ms, not work\n" if wait else ""
     return how + drawing.where(run)
-
-
-def plot_bubbles(run, ax=None):
-    """Draw the bubble of each schedule by the number of parts, and the predicted one."""
-    cases = [*_schedules(run).values()]
-    counts = sorted({case["parts"] for case in cases})
-    with drawing.axes(ax, (7.5, 4), "y") as ax:
-        for name, colour in SCHEDULES.items():
-            mine = [case for case in cases if case["schedule"] == name]
-            shares = [100 * bubble(case)[0] for case in mine]
-            ax.plot([case["parts"] for case in mine], shares, "o", color=colour, label=name)
-        p, x = len(cases[0]["actions"]), np.linspace(counts[0], counts[-1], 99)
-        for rounds, line in ((1, "-"), (2, "--")):
-            label = f"(p - 1) / ({'2 ' * (rounds - 1)}m + p - 1)"
-            y = 100 * (p - 1) / (rounds * x + p - 1)
-            ax.plot(x, y, line, color=PALETTE["limit"], label=label, zorder=0)
-        ax.set_xticks(counts)
-        ax.set(xlabel="parts, m", ylabel="bubble (% of a step)", ylim=(0, None))
-        drawing.legend(ax, 1, (1, 1), loc="upper left")
-        over = [bubble(c)[0] - bubble(c)[1] for c in cases if bubble(c)[1] is not None]
-        title = f"{p} processes: the bubble is the predicted one, and up to "
-        title += f"{100 * max(over):.0f} points more for messages"
-        drawing.entitle(ax, title, _where(run))
-    return ax
 
 
 def plot_live(run, parts: int | None = None, ax=None):
@@ -188,17 +152,15 @@ def plot_live(run, parts: int | None = None, ax=None):
             bars = ax.bar(at, held, 0.18, color=SCHEDULES[name], label=name)
             ax.bar_label(bars, [f"{parts:g}" for parts in held], fontsize=8, padding=1)
         ax.set_xticks(range(len(held)), [f"process {n}" for n in range(len(held))])
-        ax.set_ylabel("parts with live activations")
+        ax.set(ylabel="parts with live activations")
+        ax.margins(y=0.1)
         drawing.legend(ax, 4)
         most = {case["schedule"]: live(case) for case in cases}
         title = f"GPipe keeps all {most['GPipe'][0]:g} parts, and 1F1B "
         title += f"{most['1F1B'][0]:g} in the first process, {most['1F1B'][-1]:g} in the last"
-        setting = "two stages in a process count half each; " + _where(run)
+        setting = "with two stages in a process, a part of one counts half; " + _where(run)
         drawing.entitle(ax, title, setting)
     return ax
-
-
-# Plans --------------------------------------------------------------------------------------------
 
 
 def speeds(run) -> dict[str, dict]:
@@ -236,50 +198,55 @@ def splits(run) -> Table:
 def plot_splits(run, axes=None):
     """Draw what a process of each plan holds, what it sends in a step, and the speed."""
     ranks, found = log.read(run).ranks, speeds(run)
-    with drawing.axes(axes, (12, 1.6 + 0.4 * len(found)), "x", (1, 3), sharey=True) as axes:
+    with drawing.axes(axes, (12, 1.8 + 0.4 * len(found)), "x", (1, 3), sharey=True) as axes:
+        scales = [
+            _unit(row[what] for row in found.values()) for what in ("peak_bytes", "sent_bytes")
+        ]
         for row, name in enumerate(found):
-            case = max((r.cases[name] for r in ranks), key=lambda case: case["peak_bytes"])
-            held = {part: case["bytes"].get(part, 0) / 1e9 for part in HELD}
-            held["activations"] = max(0, case["peak_bytes"] / 1e9 - sum(held.values()))
-            end = drawing.stack(axes[0], row, held, plans.COLOURS)
-            plans.label(axes[0], end, row, bytes_text(case["peak_bytes"]), fontsize=8)
-            case = max((r.cases[name] for r in ranks), key=lambda case: case["sent_bytes"])
-            sent = {op: size / 1e9 for op, (_, size) in case["calls"].items()}
-            end = drawing.stack(axes[1], row, sent, MESSAGES)
-            plans.label(axes[1], end, row, bytes_text(case["sent_bytes"]), fontsize=8)
-            axes[2].barh(row, 100 * found[name]["mfu"], 0.6, color=PALETTE["speed"])
-            text = f"{found[name]['mfu']:.0%}, {report.speed_text(found[name]['images_per_s'])}/s"
-            plans.label(axes[2], 100 * found[name]["mfu"], row, text, fontsize=8)
+            cases = [rank.cases[name] for rank in ranks]
+            case = max(cases, key=lambda case: case["peak_bytes"])
+            held = {part: case["bytes"].get(part, 0) for part in HELD}
+            held["activations"] = max(0, case["peak_bytes"] - sum(held.values()))
+            most = max(cases, key=lambda case: case["sent_bytes"])
+            sent = {op: size for op, (_, size) in most["calls"].items()}
+            looks = (held, plans.COLOURS), (sent, MESSAGES)
+            for ax, (parts, colours), (scale, _) in zip(axes[:2], looks, scales, strict=True):
+                parts = {part: size / scale for part, size in parts.items()}
+                end = drawing.stack(ax, row, parts, colours)
+                plans.label(ax, end, row, bytes_text(scale * end), fontsize=8)
+            mfu, speed = 100 * found[name]["mfu"], found[name]["images_per_s"]
+            axes[2].barh(row, mfu, 0.6, color=PALETTE["speed"])
+            plans.label(axes[2], mfu, row, f"{report.speed_text(speed)} images/s", fontsize=8)
         drawing.rows(axes[0], found)
-        labels = ("a process holds (GB)", "a process sends in a step (GB)", "MFU (%), images")
-        for ax, label in zip(axes, labels, strict=True):
-            ax.set_xlabel(label)
-            ax.set_xlim(0, 1.4 * ax.dataLim.xmax)
+        labels = [
+            f"a process {verb} ({unit})" for verb, (_, unit) in zip(DOES, scales, strict=True)
+        ]
+        for ax, label in zip(axes, (*labels, "MFU (%)"), strict=True):
+            ax.set(xlabel=label, xlim=(0, 1.45 * ax.dataLim.xmax))
         for ax in axes[:2]:
             handles, names = ax.get_legend_handles_labels()
             named = {n.replace("_", "-"): h for n, h in zip(names, handles, strict=True)}
-            drawing.legend(ax, 2, (0, 1), named, fontsize=8)
+            drawing.legend(ax, 2, (0, 1), named)
         drawing.entitle(axes[0], _best(found), drawing.where(run))
     return axes
+
+
+def _unit(sizes):
+    """Return the bytes of the unit that suits the largest of these, and its name."""
+    return (1e9, "GB") if max(sizes) >= 1e9 else (1e6, "MB")
 
 
 def _best(found):
     best, worst = (f(found, key=lambda name: found[name]["mfu"]) for f in (max, min))
     times = found[best]["images_per_s"] / found[worst]["images_per_s"]
-    low, high = (f(row["sent_bytes"] for row in found.values()) for f in (min, max))
-    text = f"{best} is the fastest, {times:.1f} times as fast as {worst}. "
-    return text + f"A process sends {bytes_text(low)} to {bytes_text(high)} in a step"
+    text = f"{best}: {found[best]['mfu']:.0%} MFU, {times:.2g} times as fast as {worst}; a process"
+    return text + f" sends {bytes_text(found[best]['sent_bytes'])} in a step"
 
 
-# Sequences ----------------------------------------------------------------------------------------
-
-
-def hidden(case: Mapping) -> float:
-    """Return the share of the messages' time that computing hides."""
-    ms, compute, messages = (
-        statistics.median(case[what]) for what in ("ms", "compute_ms", "messages_ms")
-    )
-    return min(1, max(0, 1 - (ms - compute) / messages))
+def hidden(case: Mapping) -> np.ndarray:
+    """Return the share of the messages' time that work hides: lowest, median, highest round."""
+    ms, work, messages = (np.array(case[what]) for what in ("ms", "compute_ms", "messages_ms"))
+    return np.quantile(np.clip(1 - (ms - work) / messages, 0, 1), (0, 0.5, 1))
 
 
 def sequences(run) -> Table:
@@ -289,7 +256,8 @@ def sequences(run) -> Table:
         cells = ("",) * 5
         if "messages_ms" in case:
             ms = [f"{statistics.median(case[w]):,.2f}" for w in ("compute_ms", "messages_ms")]
-            cells = (*ms, f"{hidden(case):.0%}", bytes_text(case["sent_bytes"]))
+            low, _, high = hidden(case)
+            cells = (*ms, f"{low:.0%} to {high:.0%}", bytes_text(case["sent_bytes"]))
             cells = (*cells, f"{case['away']:.1e}")
         ms = f"{statistics.median(case['ms']):,.2f}"
         rows.append((f"{case['tokens']:,}", case["way"], ms, *cells))
@@ -304,33 +272,31 @@ def plot_sequences(run, axes=None):
     with drawing.axes(axes, (10.5, 4), "both", (1, 2)) as axes:
         for way, colour in WAYS.items():
             mine = [case for case in run.cases.values() if case["way"] == way]
-            x = [case["tokens"] for case in mine]
-            spans = np.array([np.quantile(case["ms"], (0, 0.5, 1)) for case in mine]).T
-            low, middle, high = spans
-            look = {"color": colour, "label": way, "marker": "o", "ms": 4, "capsize": 2}
-            axes[0].errorbar(x, middle, [middle - low, high - middle], **look)
+            drawn = {axes[0]: [np.quantile(case["ms"], (0, 0.5, 1)) for case in mine]}
             if way != "whole":
-                shares = [100 * hidden(case) for case in mine]
-                axes[1].plot(x, shares, "o-", ms=4, color=colour)
+                drawn[axes[1]] = [100 * hidden(case) for case in mine]
+            for ax, spans in drawn.items():
+                low, middle, high = np.transpose(spans)
+                look = {"color": colour, "label": way, "marker": "o", "ms": 4, "capsize": 2}
+                x = [case["tokens"] for case in mine]
+                ax.errorbar(x, middle, [middle - low, high - middle], **look)
         for ax in axes:
             ax.set_xscale("log", base=2)
             ax.set_xticks(lengths, [f"{n:,}" for n in lengths])
             ax.set_xlabel("tokens of a sequence")
         axes[0].set(yscale="log", ylabel="ms, forward and backward")
+        axes[0].yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:,g}"))
         axes[1].set(ylabel="messages hidden behind work (%)", ylim=(-4, 104))
         drawing.legend(axes[0], 3)
         here = {case["way"]: case for case in run.cases.values() if case["tokens"] == lengths[-1]}
         ms = {way: statistics.median(case["ms"]) for way, case in here.items()}
-        title = f"{lengths[-1]:,} tokens in {run.start['size']} processes: "
-        title += " and ".join(
-            f"{way} {ms['whole'] / ms[way]:.2f} times as fast as the whole"
-            for way in ("ring", "Ulysses")
+        times = [f"{way} {ms['whole'] / ms[way]:.2g}" for way in ("ring", "Ulysses")]
+        title = (
+            f"{lengths[-1]:,} tokens, {run.start['size']} processes: {' and '.join(times)} times"
         )
-        drawing.entitle(axes[0], title, drawing.where(run) + "; a bar spans all rounds")
+        setting = f"{drawing.where(run)}; a bar spans all rounds"
+        drawing.entitle(axes[0], f"{title} as fast as one process with the whole", setting)
     return axes
-
-
-# Predictions --------------------------------------------------------------------------------------
 
 
 def errors(run) -> Table:
@@ -345,30 +311,3 @@ def errors(run) -> Table:
         rows.append((name, *cells))
     head = ("plan", "peak", "predicted", "", "sends", "predicted", "")
     return Table(head, rows, "<>>>>>>")
-
-
-def plot_errors(run, ax=None):
-    """Draw the predicted memory and messages of each plan, relative to the measured ones."""
-    run = drawing.of_experiment(run, "predicted_bytes", "divisions.py")
-    looks = {
-        "memory": ("peak_bytes", "predicted_bytes"),
-        "messages": ("sent_bytes", "predicted_sent"),
-    }
-    with drawing.axes(ax, (9, 1.6 + 0.45 * len(run.cases)), "x") as ax:
-        worst = {}
-        for place, (what, names) in enumerate(looks.items()):
-            measured, predicted = ([max(c[n]) for c in run.cases.values()] for n in names)
-            off = 100 * (np.divide(predicted, measured) - 1)
-            at = np.arange(len(off)) + 0.36 * (place - 0.5)
-            bars = ax.barh(at, off, 0.34, color=SERIES[place], label=what)
-            ax.bar_label(bars, [f"{value:+.1f} %" for value in off], padding=3, fontsize=8)
-            worst[what] = abs(off).max()
-        ax.axvline(0, color=PALETTE["limit"], lw=1)
-        drawing.rows(ax, run.cases)
-        ax.margins(x=0.2)
-        ax.set_xlabel("predicted, above or below the measured one (%)")
-        drawing.legend(ax, 2)
-        title = f"dlojz estimate: memory to within {worst['memory']:.1f} %, "
-        title += f"messages to within {worst['messages']:.1f} %"
-        drawing.entitle(ax, title, drawing.where(run))
-    return ax
