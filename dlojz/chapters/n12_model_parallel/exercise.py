@@ -6,7 +6,7 @@ import re
 from dlojz.check.exercise import Finding, Prepared, State
 from dlojz.check.wording import share
 
-HAND, PLAN, RING, STAGES = "by hand", "by a plan", "in a ring", "in stages"
+HAND, PLAN, RING, STAGES = WAYS = "by hand", "by a plan", "in a ring", "in stages"
 TOLERANCE = 1e-5  # of a tensor's length, in float32; right answers are off by up to 1e-6
 SAME = 0.9  # share of equal draws; half of them are equal by chance
 ONE = "as in one process"
@@ -34,9 +34,10 @@ def _way(way, call, case):
     if way == STAGES and unwritten:
         return [Finding(way, "ran", way, State.NOT_ASKED, "not written", "optional")]
     own = {n: seen for n, seen in raised.items() if not seen["waited"]}
-    texts = [f"process {n}: {seen['raised']}" for n, seen in (own or raised).items()]
-    waited = [n for n, seen in raised.items() if seen["waited"]]
-    texts += [f"process {n} waited for it in vain" for n in waited if own]
+    errors = {n: " ".join(seen["raised"].split()) for n, seen in (own or raised).items()}
+    same = len(errors) == len(ranks) and len({*errors.values()}) == 1
+    texts = [errors[0]] if same else [f"process {n}: {text}" for n, text in errors.items()]
+    texts += [f"process {n} waited for it in vain" for n in sorted(raised.keys() - errors.keys())]
     hint = "unwritten" if unwritten else "raised" if own else "waited"
     text, done = "; ".join(texts), "to its end"
     ran = Finding(way, "ran", "each process", not raised, text or done, done, hint)
@@ -214,4 +215,4 @@ def _gradients(way, ranks, hint, what="gradients"):
         yield Finding(way, what, what, not wrong, text, ONE, hint)
 
 
-EXERCISE = Prepared("12_parallel", (HAND, PLAN, RING, STAGES), findings, last=STAGES)
+EXERCISE = Prepared("12_parallel", WAYS, findings, last=STAGES)

@@ -92,7 +92,7 @@ def joined(store, device, patience):
 
 
 def tried(call, path) -> dict:
-    """Return what a call notes, also if a line of the trainee's raises an error."""
+    """Return the notes of a call, which may end with an error in the trainee's lines."""
     seen = {}
     try:
         call(seen)

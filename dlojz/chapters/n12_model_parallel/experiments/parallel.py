@@ -113,7 +113,7 @@ def norm(divided, whole):
 
 
 def mesh(device_type, copies):
-    """Return the ranks in a grid, dimensions "data" and "tensor": so many copies of the model."""
+    """Return a grid of all ranks, "data" by "tensor", for a number of copies of the model."""
     # TODO 12b: return a mesh whose second dimension holds the ranks of one copy
     raise NotImplementedError
 
