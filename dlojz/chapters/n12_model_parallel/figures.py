@@ -133,7 +133,7 @@ def _finding(cases):
     case = next(iter(cases.values()))
     shares = [f"{case['schedule']} {bubble(case)[0]:.0%}" for case in cases.values()]
     given = f"{len(case['actions'])} processes, {case['parts']} parts"
-    return f"{given}, without work for this share of a step: {', '.join(shares)}"
+    return f"{given}: the bubble of {', '.join(shares)}"
 
 
 def _where(run):

@@ -68,9 +68,12 @@ def predict(run, path):
         plan = case["plan"] | {"flags": tuple(case["plan"]["flags"])}
         found = estimate.result(trainer, estimate.Plan(**plan), by_blocks=True)
         stages = found.pop("stages")
-        for peak in (peak for stage in stages for peak in stage["peaks"].values() if on_a_cpu):
-            for of_gpus in ("cublas", "unsplit"):  # a workspace, and whole blocks of memory
-                peak.pop(of_gpus, None)
+        for stage in stages:
+            for phase, parts in stage["peaks"].items():
+                if on_a_cpu:  # without a workspace, and without whole blocks of memory
+                    parts |= {"cublas": 0, "unsplit": 0}
+                if phase.startswith("forward") and plan["stages"] == 1:
+                    parts["gradients"] = 0  # the trainer keeps them longer than `spread` does
         both = {what: [rank.cases[name][what] for rank in ranks] for what in MEASURED}
         both["predicted_bytes"] = [
             max(sum(parts.values()) for parts in stage["peaks"].values()) for stage in stages
