@@ -119,6 +119,17 @@ def join_fake_group(size: int):
     torch.distributed.init_process_group("fake", store=store, rank=0, world_size=size)
 
 
+def local_tensors(size: int):
+    """Return a context in which each operation runs once for each of so many ranks."""
+    return named("torch.distributed._local_tensor:LocalTensorMode", "notebook 12")(size)
+
+
+def of_rank(tensor, rank: int):
+    """Return a rank's tensor, where `local_tensors` has one for each rank."""
+    several = named("torch.distributed._local_tensor:LocalTensor", "notebook 12")
+    return tensor._local_tensors[rank] if isinstance(tensor, several) else tensor
+
+
 def first_buckets():
     """Return a context in which DDP keeps its first buckets, as new ones need tensors' values."""
     reducer = named("torch.distributed:Reducer", ESTIMATE)
