@@ -35,7 +35,7 @@ class Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(context, gradient):
-        # TODO 12a: return the gradient of x, to which each rank adds its part
+        # 12a: return the gradient of x, to which each rank adds its part
         total = gradient.clone()
         dist.all_reduce(total)
         return total
@@ -46,14 +46,14 @@ class Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(context, x):
-        # TODO 12a: return the sum over all ranks
+        # 12a: return the sum over all ranks
         total = x.clone()
         dist.all_reduce(total)
         return total
 
     @staticmethod
     def backward(context, gradient):
-        # TODO 12a: return the gradient of this rank's part
+        # 12a: return the gradient of this rank's part
         return gradient
 
 
@@ -68,11 +68,11 @@ class Column(nn.Module):
 
     def __init__(self, whole: nn.Linear):
         super().__init__()
-        # TODO 12a: keep a share of the weight, which is [outputs, inputs], and of the bias
+        # 12a: keep a share of the weight, which is [outputs, inputs], and of the bias
         self.weight, self.bias = share(whole.weight, 0), share(whole.bias, 0)
 
     def forward(self, x):
-        # TODO 12a: return this rank's outputs
+        # 12a: return this rank's outputs
         return functional.linear(Copy.apply(x), self.weight, self.bias)
 
 
@@ -81,11 +81,11 @@ class Row(nn.Module):
 
     def __init__(self, whole: nn.Linear):
         super().__init__()
-        # TODO 12a: keep a share of the weight, and the bias
+        # 12a: keep a share of the weight, and the bias
         self.weight, self.bias = share(whole.weight, 1), nn.Parameter(whole.bias.detach().clone())
 
     def forward(self, x):
-        # TODO 12a: return the outputs, the same on each rank
+        # 12a: return the outputs, the same on each rank
         return Sum.apply(functional.linear(x, self.weight)) + self.bias
 
 
@@ -100,7 +100,7 @@ def divide(block):
 
 def dropout(x, rate, seed):
     """Drop a share of the hidden features, of which each rank has others. The seed is the same."""
-    # TODO 12a: seed the generator
+    # 12a: seed the generator
     generator = torch.Generator(x.device).manual_seed(seed + dist.get_rank())
     kept = torch.rand(x.shape, generator=generator, device=x.device) >= rate
     return x * kept / (1 - rate)
@@ -111,7 +111,7 @@ def norm(divided, whole):
 
     divided: gradients of parts, which no other rank has. whole: those that each rank has.
     """
-    # TODO 12a: return the same tensor on each rank
+    # 12a: return the same tensor on each rank
     squares = sum(gradient.square().sum() for gradient in divided)
     dist.all_reduce(squares)
     return (squares + sum(gradient.square().sum() for gradient in whole)).sqrt()
@@ -122,7 +122,7 @@ def norm(divided, whole):
 
 def mesh(device_type, copies):
     """Return a grid of all ranks, "data" by "tensor", for a number of copies of the model."""
-    # TODO 12b: return a mesh whose second dimension holds the ranks of one copy
+    # 12b: return a mesh whose second dimension holds the ranks of one copy
     shape = (copies, dist.get_world_size() // copies)
     return init_device_mesh(device_type, shape, mesh_dim_names=("data", "tensor"))
 
@@ -133,7 +133,7 @@ def plan():
     The block gets and returns this rank's tokens, Shard(1). The norms stay whole, and see these
     tokens only. Between column- and row-wise layers a rank has all tokens.
     """
-    # TODO 12b: a style for each of attention_norm, attention, .q, .k, .v, .o, mlp_norm, up, down
+    # 12b: a style for each of attention_norm, attention, .q, .k, .v, .o, mlp_norm, up, down
     return {
         "attention_norm": SequenceParallel(),
         "attention": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
@@ -187,7 +187,7 @@ def ring(q, k, v, causal):
     for step in range(size):
         source = (rank - step) % size  # the rank whose keys and values are here
         scores = q @ k.mT / q.shape[-1] ** 0.5
-        # TODO 12c: hide later tokens, add to out and total by the online softmax, shift k and v
+        # 12c: hide later tokens, add to out and total by the online softmax, shift k and v
         if causal:
             later = (number + tokens * source) > (number + tokens * rank)[:, None]
             scores = scores.masked_fill(later, -torch.inf)
@@ -209,7 +209,7 @@ def stage(model):
 
     The first one has the first layer, too, the last one the norm and the last layer.
     """
-    # TODO 12d: return a module of layers of this model, not of copies
+    # 12d: return a module of layers of this model, not of copies
     rank, size = dist.get_rank(), dist.get_world_size()
     each = len(model.blocks) // size
     layers = [*model.blocks[rank * each : (rank + 1) * each]]
@@ -222,7 +222,7 @@ def schedule(module, device, loss):
 
     loss: takes a micro-batch's outputs and targets, and returns their mean loss.
     """
-    # TODO 12d: return a schedule of torch.distributed.pipelining with MICRO_BATCHES
+    # 12d: return a schedule of torch.distributed.pipelining with MICRO_BATCHES
     own = PipelineStage(module, dist.get_rank(), dist.get_world_size(), device)
     return Schedule1F1B(own, MICRO_BATCHES, loss_fn=loss)
 
