@@ -21,6 +21,7 @@ SCHEDULES = dict(zip(("GPipe", "1F1B", "interleaved 1F1B", "zero bubble"), SERIE
 DOES = ("holds", "sends in a step")
 HELD = ("parameters", "gradients", "optimizer")
 MESSAGES = report.COLLECTIVES | {"reduce_scatter": SERIES[2], "send": SERIES[1]}
+MESSAGES |= {"computed": PALETTE["limit"]}
 WAYS = {"whole": PALETTE["limit"], "ring": SERIES[0], "Ulysses": SERIES[1]}
 
 
@@ -200,15 +201,16 @@ def plot_splits(run, axes=None):
     ranks, found = log.read(run).ranks, speeds(run)
     with drawing.axes(axes, (12, 1.8 + 0.4 * len(found)), "x", (1, 3), sharey=True) as axes:
         scales = [
-            _unit(row[what] for row in found.values()) for what in ("peak_bytes", "sent_bytes")
+            _unit(row[what] for row in found.values()) for what in ("peak_bytes", "expected_bytes")
         ]
         for row, name in enumerate(found):
             cases = [rank.cases[name] for rank in ranks]
             case = max(cases, key=lambda case: case["peak_bytes"])
             held = {part: case["bytes"].get(part, 0) for part in HELD}
             held["activations"] = max(0, case["peak_bytes"] - sum(held.values()))
-            most = max(cases, key=lambda case: case["sent_bytes"])
+            most = max(cases, key=lambda case: case["expected_bytes"])
             sent = {op: size for op, (_, size) in most["calls"].items()}
+            sent = sent or {"computed": most["expected_bytes"]}
             looks = (held, plans.COLOURS), (sent, MESSAGES)
             for ax, (parts, colours), (scale, _) in zip(axes[:2], looks, scales, strict=True):
                 parts = {part: size / scale for part, size in parts.items()}
@@ -240,7 +242,7 @@ def _best(found):
     best, worst = (f(found, key=lambda name: found[name]["mfu"]) for f in (max, min))
     times = found[best]["images_per_s"] / found[worst]["images_per_s"]
     text = f"{best}: {found[best]['mfu']:.0%} MFU, {times:.2g} times as fast as {worst}; a process"
-    return text + f" sends {bytes_text(found[best]['sent_bytes'])} in a step"
+    return text + f" sends {bytes_text(found[best]['expected_bytes'])} in a step"
 
 
 def hidden(case: Mapping) -> np.ndarray:

@@ -61,6 +61,10 @@ class Sizes:
         attention = 2 * self.layers * self.tokens * self.width
         return 6 * self.batch * self.tokens * (weights + attention)
 
+    def stream(self, item: int) -> int:
+        """Return the bytes of what all images hand on from a block to the next one."""
+        return self.batch * self.tokens * self.width * item
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -194,7 +198,10 @@ class Training:
         layers = [*model.blocks]
         count, rank = self.plan.stages * self.plan.chunks, mesh.get_local_rank()
         each = len(layers) // count
-        stages, self.own = [], []
+        stages, self.own, sizes = [], [], self.sizes
+        part = sizes.batch // self.plan.copies // self.plan.parts, sizes.tokens
+        widths, dtype = (sizes.inputs, sizes.width, sizes.outputs), model.norm.weight.dtype
+        between = [torch.empty(*part, n, device="meta", dtype=dtype) for n in widths]
         for number in range(rank, count, self.plan.stages):
             own = layers[number * each : (number + 1) * each]
             own = [model.first, *own] if number == 0 else own
@@ -202,7 +209,11 @@ class Training:
             self.own.append(torch.nn.Sequential(*own))
             self.sends += (number > 0) + (number < count - 1)
             place = self.own[-1], number, count, self.device
-            stages.append(pipelining.PipelineStage(*place, group=mesh.get_group()))
+            shapes = {
+                "input_args": between[number > 0],
+                "output_args": between[1 + (number == count - 1)],
+            }
+            stages.append(pipelining.PipelineStage(*place, **shapes, group=mesh.get_group()))
         self.ends = rank == 0, rank == self.plan.stages - 1
         if self.plan.chunks > 1:
             return pipelining.ScheduleInterleaved1F1B(stages, self.plan.parts, entropy)
@@ -252,7 +263,7 @@ class Training:
         between = (d - 1) / d * 2 * own  # gradients
         if plan.sharding == "fsdp":  # and the weights, in each pass, those outside of blocks once
             between = (d - 1) / d * (3 * d * own - self.root * item)
-        stream = sizes.batch / d * sizes.tokens * sizes.width * item  # from a block to the next
+        stream = sizes.stream(item) / d
         inside = 2 * (t - 1) / t * layers * 4 * stream  # two sums in each pass, in each block
         if plan.sequence:  # tokens are divided and gathered, and the norms' gradients summed
             inside += 2 * (t - 1) / t * (stream + layers * 4 * sizes.width * item)
@@ -260,35 +271,35 @@ class Training:
 
 
 def messages(events, training: Training) -> dict:
-    """Return a step's messages by operation, with their bytes, and on a GPU the time they take.
+    """Return a step's messages, and on a GPU their ms, and those in which nothing else runs.
 
-    calls: their number, and the bytes that this process sends, in rings. Exposed time is that of
-    communication while nothing else runs on the GPU.
+    calls: by operation their number, and the bytes that this process sends, in rings; {} and
+    sent_bytes None if the profiler does not have their sizes.
     """
     plan, host = training.plan, [e for e in events if e.device_type() == profile.CPU]
     called = sorted((e.start_ns(), CALLED[e.name()]) for e in host if e.name() in CALLED)
     ran = sorted((e.start_ns(), e) for e in host if BACKEND.match(e.name()))
+    members = plan.tensor if plan.copies == 1 else plan.copies  # two of each, if of both
     calls = defaultdict(lambda: [0, 0.0])
-    for (_, op), (_, event) in zip(called, ran, strict=True):
-        members = plan.tensor if plan.copies == 1 else plan.copies  # two of each, if of both
+    for (_, op), (_, event) in zip(called, ran, strict=False):
         item = profile.ITEM_BYTES.get(workload.dtype(event.dtypes()[0]), 4)
         whole = math.prod(event.shapes()[0]) * item * (members if op == "all_gather" else 1)
         calls[op][0] += 1
         calls[op][1] += (2 if op == "all_reduce" else 1) * (members - 1) / members * whole
     if sends := sum(e.name() == "c10d::send" for e in host):
-        part = training.x[..., :1].numel() / plan.parts * training.sizes.width * training.item
+        part = training.sizes.stream(training.item) / plan.copies / plan.parts
         calls["send"] = [sends, sends * part]
-    found = {"calls": dict(calls), "sent_bytes": sum(size for _, size in calls.values())}
-    device = [e for e in events if e.device_type() != profile.CPU and not e.is_user_annotation()]
-    if device:
-        ours = [e for e in device if kinds.NCCL_KERNEL.match(e.name())]
-        rest = [e for e in device if not kinds.NCCL_KERNEL.match(e.name())]
-        ours, rest = (
-            spans.union((e.start_ns(), e.start_ns() + e.duration_ns()) for e in some)
-            for some in (ours, rest)
-        )
-        found["communication_ms"] = spans.length(ours) / 1e6
-        found["exposed_ms"] = spans.length(spans.without(ours, rest)) / 1e6
+    found = {"calls": {}, "sent_bytes": None}
+    if len(called) == len(ran):
+        found = {"calls": dict(calls), "sent_bytes": sum(size for _, size in calls.values())}
+    ours, rest = [], []
+    for event in events:
+        if event.device_type() != profile.CPU and not event.is_user_annotation():
+            span = event.start_ns() / 1e6, (event.start_ns() + event.duration_ns()) / 1e6
+            (ours if kinds.NCCL_KERNEL.match(event.name()) else rest).append(span)
+    if rest:
+        found["communication_ms"] = spans.length(spans.union(ours))
+        found["exposed_ms"] = spans.length(spans.without(spans.union(ours), spans.union(rest)))
     return found
 
 

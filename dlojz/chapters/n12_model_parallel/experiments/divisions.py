@@ -27,7 +27,6 @@ SIZES = {"vit_b_16": models.ViT(16, 12, 12, 768, 3072), **models.LARGER}
 # Images with an odd number of patches on each side: with the class token, tokens are even.
 ON_GPU = {"model": "vit_600m", "image_size": 210, "batches": [16, 48], "precision": "tf32"}
 ON_CPU = {"model": "vit_b_16", "image_size": 80, "batches": [4], "precision": "fp32"}
-MEASURED = ("peak_bytes", "sent_bytes")
 FLAGS = ("--optimizer", "adamw")  # of the trainer
 
 
@@ -55,8 +54,8 @@ def measured(plan, device) -> dict:
         training.step()
     found = {"peak_bytes": training.peak_bytes(), "bytes": training.held()}
     torch.distributed.barrier()
-    seen = spread.messages(profile.profiled(training.step), training)
-    return found | {"sent_bytes": seen["sent_bytes"], "expected_bytes": training.expected_bytes()}
+    found |= spread.messages(profile.profiled(training.step), training)
+    return found | {"expected_bytes": training.expected_bytes()}
 
 
 def predict(run, path):
@@ -74,7 +73,9 @@ def predict(run, path):
                     parts |= {"cublas": 0, "unsplit": 0}
                 if phase.startswith("forward") and plan["stages"] == 1:
                     parts["gradients"] = 0  # the trainer keeps them longer than `spread` does
-        both = {what: [rank.cases[name][what] for rank in ranks] for what in MEASURED}
+        cases = [rank.cases[name] for rank in ranks]
+        both = {"peak_bytes": [case["peak_bytes"] for case in cases]}
+        both["sent_bytes"] = [case["sent_bytes"] or case["expected_bytes"] for case in cases]
         both["predicted_bytes"] = [
             max(sum(parts.values()) for parts in stage["peaks"].values()) for stage in stages
         ]

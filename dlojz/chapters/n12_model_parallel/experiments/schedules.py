@@ -30,7 +30,7 @@ SCHEDULES = {  # each with the stages of a process
     "interleaved 1F1B": (pipelining.ScheduleInterleaved1F1B, 2),
     "zero bubble": (pipelining.ScheduleInterleavedZeroBubble, 2),
 }
-ON_GPU = {"layers": 16, "width": 2048, "tokens": 256, "batch_size": 8, "wait": 0.0}
+ON_GPU = {"layers": 16, "width": 2048, "tokens": 256, "batch_size": 4, "wait": 0.0}
 ON_CPU = {"layers": 8, "width": 32, "tokens": 8, "batch_size": 1, "wait": 6.0}
 
 
@@ -146,6 +146,7 @@ def main():
                 f"--layers {args.layers} on {idr_torch.size} processes: expected two or more, and "
                 "a multiple of twice their number as layers; submit it with n_gpu=2"
             )
+        session.set_float32("tf32")
         with session.process_group(device):
             for name, parts in tqdm([(n, p) for n in SCHEDULES for p in args.parts], unit="case"):
                 actions = timed(args, name, parts, device)
