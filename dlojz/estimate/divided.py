@@ -110,12 +110,13 @@ class Share(nn.Module):
     def sent(self, plan, blocks: int, dtype: torch.dtype) -> dict[str, float]:
         """Return the bytes of the messages between the shares of one model."""
         first, last, again = self.first, self.last, plan.checkpointing == "blocks"
-        message = plan.parts * math.prod(self.received)
+        message = plan.batch * math.prod(self.received[1:])
         tokens = (plan.tensor - 1) * message * dtype.itemsize
+        cut = (plan.tensor - 1) * message * self.dtype.itemsize  # gradients of the first tokens
         small = 6 * blocks * self.received[-1]  # of a block: two layer norms, two biases
         # Recomputation repeats all messages of a block but the last, which no gradient needs.
         return {
-            "tokens, gathered": ((4 + 2 * again) * blocks + first + last) * tokens,
+            "tokens, gathered": ((4 + 2 * again) * blocks + last) * tokens + first * cut,
             "tokens, reduced": ((4 + again) * blocks + last) * tokens,
             "small gradients": 2 * others(plan.tensor) * plan.parts * 4 * small,
             "to other stages": (2 - first - last) * message * self.dtype.itemsize,

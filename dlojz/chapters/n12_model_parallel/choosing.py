@@ -1,0 +1,249 @@
+"""The plan that is predicted fastest, by model and number of GPUs.
+
+`dlojz estimate` predicts the memory and the bytes sent of each plan. A step takes
+as long as its operations at a measured speed, the pipeline's bubble, and the messages that nothing
+hides. Plans are tried in the order of this time, until one fits.
+"""
+
+import math
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from dlojz import course
+from dlojz.estimate import divided, estimate
+from dlojz.machine import hardware
+from dlojz.training import imports, models
+from dlojz.training.replaced import replaced
+
+VITS, GIANTS = ("vit_600m", "vit_2b", "vit_6b"), ("llama_70b", "bloom")
+NODE, PATCH = 8, 14  # GPUs of a node, and pixels of a stand-in's patches
+NETWORKS = {
+    "400 Gb/s for each GPU": 50e9,
+    "400 Gb/s for each node of 8": 6.25e9,
+}  # bytes/s of a GPU
+MOST = {"vit": 4096, "giant": 2**22}  # images of a step, as in ViT's paper; tokens, as BLOOM's
+TENSOR, STAGES = (1, 2, 4, 8), (1, 2, 4, 8, 16)
+MICRO, PARTS = (1, 2, 4, 8, 16, 32, 64, 128), (2, 4, 8, 16)  # parts of a batch: for each stage
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a GPU computes, holds and sends in a second.
+
+    Of an H100 as it is sold, times what was measured: the MFU of vit_2b with FSDP, compiled
+    (reference/h200/11-vit_2b-b0160-off-fsdp-compiled-x2), and the speed and the latency of
+    all-reduces (06-all-reduce-x4). Between nodes the network has the same share of what is sold.
+    """
+
+    flops: float
+    memory: float
+    inside: float  # bytes/s, to the other GPUs of a node
+    between: float  # bytes/s, to other nodes
+    latency_s: float = 34e-6
+
+
+MFU, OF_LINKS, OF_MEMORY = 0.52, 0.81, 0.9  # the last leaves room for CUDA, NCCL and fragments
+
+
+def rates(network: float) -> Rates:
+    """Return the rates of an H100 behind a network of so many bytes/s for each GPU."""
+    gpu = next(row for row in hardware.sold() if row.name == "NVIDIA H100 SXM")
+    inside = OF_LINKS * gpu.links_gb_per_s / 2 * 1e9  # sold: both directions together
+    memory = OF_MEMORY * gpu.memory_gb * 1e9
+    return Rates(MFU * gpu.speed("bf16") * 1e12, memory, inside, OF_LINKS * network)
+
+
+# Models -------------------------------------------------------------------------------------------
+
+
+@cache
+def giants() -> dict[str, SimpleNamespace]:
+    """Return the models of giants.toml."""
+    text = Path(__file__).with_name("giants.toml").read_text(encoding="utf-8")
+    return {name: SimpleNamespace(**row) for name, row in tomllib.loads(text).items()}
+
+
+def stand_in(giant) -> models.ViT:
+    """Return a vision transformer with a giant's layers, width, heads and parameters."""
+    layers, width = giant.layers, giant.width
+    mlp = (giant.parameters / layers - 4 * width**2) / (2 * width)  # without a vocabulary
+    return models.ViT(PATCH, layers, giant.heads, width, 64 * round(mlp / 64))
+
+
+@cache
+def known() -> dict[str, models.ViT]:
+    """Return the models of the map: the course's, and stand-ins of giants."""
+    found = giants()
+    return {name: models.LARGER[name] for name in VITS} | {n: stand_in(found[n]) for n in GIANTS}
+
+
+def image_size(name: str) -> int:
+    """Return the pixels of an image; a giant's has about as many patches as a sequence tokens."""
+    return 224 if name in VITS else PATCH * math.isqrt(giants()[name].sequence)
+
+
+def largest(name: str) -> int:
+    """Return the most images, or sequences, that a step may have on all GPUs."""
+    return MOST["vit"] if name in VITS else MOST["giant"] // giants()[name].sequence
+
+
+# The time of a step -------------------------------------------------------------------------------
+
+
+def operations(plan) -> float:
+    """Return the operations of an image, or a sequence, without recomputation.
+
+    They are 6 for each weight and token, and attention's two products, three times.
+    """
+    vit = known()[plan.model]
+    tokens = (plan.image_size // vit.patch) ** 2 + 1
+    block = 4 * vit.width**2 + 2 * vit.width * vit.mlp
+    return vit.layers * (6 * block * tokens + 12 * vit.width * tokens**2)
+
+
+def seconds(plan: estimate.Plan, r: Rates) -> dict[str, float]:
+    """Return the predicted time of a step, by what it goes into."""
+    stage, sent = math.ceil(known()[plan.model].layers / plan.stages), messages(plan)
+    passes = 4 if plan.checkpointing == "blocks" else 3  # the backward pass is as long as two
+    own = stage / known()[plan.model].layers / plan.tensor  # of the operations: the longest stage's
+    computing = operations(plan) * plan.batch * own * passes / 3 / r.flops
+    tensor = sum(size for name, size in sent.items() if name.startswith("tokens")) / r.inside
+    if plan.tensor > 1:
+        tensor += plan.parts * stage * (8 if passes == 3 else 11) * r.latency_s
+    near = r.inside if plan.gpus <= NODE else r.between
+    return {
+        "computing": computing,
+        "bubble": (plan.stages - 1) / plan.parts * (computing + tensor),
+        "tensor": tensor,
+        "stages": sent.get("to other stages", 0) / near,
+        "data": exposed(plan, sent, computing / passes / plan.parts, passes, r),
+    }
+
+
+def exposed(plan, sent, forward: float, passes: int, r: Rates) -> float:
+    """Return the time of weights and gradients that no pass of a micro-batch hides.
+
+    forward: the time of such a forward pass.
+    """
+    speed = r.inside
+    if plan.tensor * plan.replicas > NODE:  # GPUs of a node that send the same share its network
+        speed = min(speed, max(1, NODE // plan.tensor) * r.between)
+    weights, gradients = (sent.get(name, 0) / speed for name in ("weights", "gradients"))
+    before = weights / (1 if plan.stages > 1 else 2)
+    behind = weights - before + gradients
+    return max(0, before - forward) + max(0, behind - (passes - 1) * forward)
+
+
+def messages(plan) -> dict[str, float]:
+    """Return the bytes that a GPU of the first stage sends in a step, as dlojz estimate does."""
+    one = sent(replace(plan, batch=plan.stages, parts=plan.stages))
+    more = plan.batch / plan.stages
+    return {n: size * (1 if n in ("weights", "gradients") else more) for n, size in one.items()}
+
+
+@cache
+def sent(plan) -> dict[str, float]:
+    """Return the bytes that a process sends."""
+    with replaced(models, LARGER=known()):
+        model = estimate.on_meta(trainer().build_model, plan, estimate.parsed(trainer(), plan))
+        return divided.sent(model, plan, torch.bfloat16)
+
+
+@cache
+def trainer():
+    return imports.trainer(course.solution(course.CHAIN[-1]))
+
+
+# The choice ---------------------------------------------------------------------------------------
+
+
+def plans(name: str, gpus: int) -> Iterator[estimate.Plan]:
+    """Yield the plans to choose from."""
+    vit = known()[name]
+    ways = product(TENSOR, STAGES, ("ddp", "fsdp"), ("off", "blocks"), MICRO, PARTS)
+    for tensor, stages, sharding, checkpointing, micro, more in ways:
+        parts = more * stages if stages > 1 else 1
+        replicas = gpus // (tensor * stages)
+        if not replicas or vit.heads % tensor or vit.layers < 2 * stages:
+            continue
+        if (stages == 1 and more > PARTS[0]) or (replicas == 1 and sharding == "fsdp"):
+            continue  # a repetition
+        if replicas * micro * parts <= largest(name):
+            yield estimate.Plan(
+                *(name, gpus, sharding, micro * parts, image_size(name), checkpointing, "bf16"),
+                flags=("--optimizer", "adamw"),
+                **{"tensor": tensor, "stages": stages, "parts": parts},
+            )
+
+
+def speed(plan, r: Rates) -> float:
+    """Return the predicted images, or sequences, per second on each GPU."""
+    return plan.batch / (plan.tensor * plan.stages) / sum(seconds(plan, r).values())
+
+
+@cache
+def needed(plan) -> float:
+    """Return the bytes of the first stage, which holds most activations, as dlojz estimate does."""
+    with replaced(models, LARGER=known()):
+        return max(peak.bytes for peak in estimate.added_up(trainer(), plan).values())
+
+
+def least(plan) -> float:
+    """Return a bound below the bytes of a plan, so that most plans need no estimate."""
+    vit, fsdp = known()[plan.model], plan.sharding == "fsdp"
+    weights = vit.parameters(estimate.CLASSES, plan.image_size) / (plan.tensor * plan.stages)
+    each = 16 / plan.replicas if fsdp else 16  # with AdamW
+    each += 6 * (fsdp and plan.stages > 1)  # gathered in 16 bits, and not yet reduced
+    tokens = (plan.image_size // vit.patch) ** 2 * plan.batch / plan.parts / plan.tensor
+    kept = 30 if plan.checkpointing == "off" else 2  # bytes of a block for each value of a token
+    return each * weights + kept * tokens * vit.width * vit.layers / plan.stages * divided.live(
+        plan
+    )
+
+
+def alike(plan, images: int) -> estimate.Plan:
+    """Return a plan that takes as much memory, the same one for all such plans.
+
+    images: of a part. Memory depends neither on more parts, nor on more copies of a model.
+    """
+    parts = 2 * plan.stages if plan.stages > 1 else 1
+    copies = min(2, plan.replicas) if plan.sharding == "ddp" else plan.replicas
+    gpus = copies * plan.tensor * plan.stages
+    return replace(plan, gpus=gpus, parts=parts, batch=images * parts)
+
+
+def fits(plan, r: Rates) -> bool:
+    """Return whether a plan fits, on a line through two sizes of its parts."""
+    if least(plan) > r.memory:
+        return False
+    images, size = plan.batch // plan.parts, needed(alike(plan, 1))
+    if images > 1 and size <= r.memory:
+        size += (images - 1) * (needed(alike(plan, 2)) - size)
+    return size <= r.memory
+
+
+def choose(name: str, gpus: int, r: Rates) -> dict | None:
+    """Return the fastest plan that fits, with its prediction; None if none fits."""
+    ordered = sorted(plans(name, gpus), key=lambda plan: -speed(plan, r))
+    for plan in ordered:
+        if fits(plan, r) and (size := needed(alike(plan, plan.batch // plan.parts))) <= r.memory:
+            break
+    else:
+        return None
+    undivided = [p for p in ordered if p.tensor * p.stages == 1]
+    alone = next((p for p in undivided if fits(p, r)), None)
+    return {
+        "plan": asdict(plan),
+        "seconds": seconds(plan, r),
+        "bytes": size,
+        "mfu": speed(plan, r) * operations(plan) / (r.flops / MFU),
+        "undivided": len(undivided),
+        "alone": alone and speed(alone, r) / speed(plan, r),
+    }
