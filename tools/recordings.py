@@ -382,9 +382,9 @@ RECORDINGS = {
         "11-float8": at("float8.py"),  # with torchao installed
     },
     "12": {  # their sizes suit the device
-        "12-splits-x2": at("splits.py"),
         "12-schedules-x2": f"{at('schedules.py')} --parts 2 4 8 16",
         "12-ring-x2": at("ring.py"),
+        "12-splits-x2": at("splits.py"),
         "12-divisions-x2": at("divisions.py"),
         "12-schedules-x4": f"{at('schedules.py')} --parts 4 8 16",
         "12-splits-x4": at("splits.py"),
