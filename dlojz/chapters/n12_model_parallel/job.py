@@ -161,32 +161,30 @@ def compared(found, expected) -> dict:
     return {name: apart(found.get(name), whole, scale) for name, whole in expected.items()}
 
 
-def cut(whole, like):
-    """Return this rank's part of a tensor, with the shape of another; the whole one if none has."""
-    dims = range(whole.ndim if like is not None else 0)
-    parts = (whole.chunk(idr_torch.size, dim)[idr_torch.rank] for dim in dims)
-    return next((part for part in parts if part.shape == like.shape), whole)
-
-
 def tokens(x):
     """Return this rank's tokens: the last dimension but one."""
     return x.chunk(idr_torch.size, -2)[idr_torch.rank]
 
 
+def cut_along(part, whole):
+    """Return the dimension in which a part is smaller than the whole tensor, or None."""
+    pairs = enumerate(zip(part.shape, whole.shape, strict=True))
+    return next((dim for dim, (mine, all_of_it) in pairs if mine != all_of_it), None)
+
+
 def held(model, whole) -> dict:
     """Return the placement and the shape of each parameter's part on this rank, by name.
 
-    whole: the gradients of the whole model; a part that is no DTensor is placed by its shape.
+    whole: tensors of the whole shapes, by name, as only a DTensor knows its placement.
     """
     found = {}
     for name, weight in model.named_parameters():
-        place = "whole"
         if isinstance(weight, DTensor):
             (place,), weight = weight.placements, weight.to_local()
             place = f"Shard({place.dim})" if place.is_shard() else type(place).__name__
-        elif name in whole and weight.shape != whole[name].shape:
-            pairs = zip(weight.shape, whole[name].shape, strict=True)
-            place = "".join(f"Shard({dim})" for dim, (a, b) in enumerate(pairs) if a != b)
+        else:
+            dim = cut_along(weight, whole[name])
+            place = "whole" if dim is None else f"Shard({dim})"
         found[name] = [place, [*weight.shape]]
     return found
 
@@ -212,15 +210,18 @@ def by_hand(module, device, seen):
     row = module.Row(block.down)(x.new_zeros(1, HIDDEN // idr_torch.size))
     seen["bias"] = apart(row[0].detach(), block.down.bias.detach())
     found, gradients = step(divided, x, weights, seen)
-    wanted = {name: cut(gradient, gradients.get(name)) for name, gradient in whole.items()}
+    wanted, parts, rest = {"input": whole["input"]}, [], []
+    for name, weight in divided.named_parameters():
+        dim, wanted[name] = cut_along(weight, whole[name]), whole[name]
+        if dim is not None:
+            wanted[name] = whole[name].chunk(idr_torch.size, dim)[idr_torch.rank]
+        (rest if dim is None else parts).append(wanted[name])
     seen |= {"output": apart(found, out), "gradients": compared(gradients, wanted)}
     dropped = module.dropout(torch.ones(1000, device=device), 0.5, 1) == 0
     other = dropped.clone()
     dist.broadcast(other, 0)
     seen["alike"] = (dropped == other).float().mean().item()
-    parts = [part for name, part in wanted.items() if part.shape != whole[name].shape]
-    rest = [part for name, part in wanted.items() if part.shape == whole[name].shape]
-    length = torch.stack([gradient.norm() for gradient in whole.values()]).norm()
+    length = sum(whole[name].square().sum() for name, _ in divided.named_parameters()).sqrt()
     seen["norm"] = (module.norm(parts, rest) / length).item()
 
 
@@ -242,19 +243,18 @@ def by_plan(module, device, seen):
 def in_a_ring(module, device, seen):
     """Note what the trainee's ring computes: all tokens, earlier tokens only, and large scores."""
     for look, causal, factor in (("all", False, 1), ("causal", True, 1), ("large", False, LARGE)):
-        qkv = torch.randn(3, BATCH, HEADS, TOKENS, WIDTH // HEADS).to(device)
-        weights, note = torch.randn_like(qkv[0]), seen.setdefault(look, {})
-        qkv[0] *= factor
-        out, whole = step(partial(_attention, is_causal=causal), qkv, weights)
-        ring = partial(lambda causal, qkv: module.ring(*qkv, causal), causal)
-        found, gradients = step(ring, tokens(qkv), tokens(weights), note)
-        note["output"] = apart(found, tokens(out))
-        both = gradients["input"], tokens(whole["input"])
-        note["gradients"] = compared(*(dict(zip("qkv", each, strict=True)) for each in both))
+        _look(module.ring, causal, factor, device, seen.setdefault(look, {}))
 
 
-def _attention(qkv, **flags):
-    return nn.functional.scaled_dot_product_attention(*qkv, **flags)
+def _look(ring, causal, factor, device, seen):
+    qkv = torch.randn(3, BATCH, HEADS, TOKENS, WIDTH // HEADS).to(device)
+    qkv[0] *= factor
+    weights, attention = torch.randn_like(qkv[0]), nn.functional.scaled_dot_product_attention
+    out, whole = step(lambda qkv: attention(*qkv, is_causal=causal), qkv, weights)
+    found, gradients = step(lambda qkv: ring(*qkv, causal), tokens(qkv), tokens(weights), seen)
+    both = gradients["input"], tokens(whole["input"])
+    pair = (dict(zip("qkv", each, strict=True)) for each in both)
+    seen |= {"output": apart(found, tokens(out)), "gradients": compared(*pair)}
 
 
 def in_stages(module, device, seen):
