@@ -30,7 +30,8 @@ NETWORKS = {
 }  # bytes/s of a GPU
 MOST = {"vit": 4096, "giant": 2**22}  # images of a step, as in ViT's paper; tokens, as BLOOM's
 TENSOR, STAGES = (1, 2, 4, 8), (1, 2, 4, 8, 16)
-MICRO, PARTS = (1, 2, 4, 8, 16, 32, 64, 128), (2, 4, 8, 16)  # parts of a batch: for each stage
+MICRO = (128, 64, 32, 16, 8, 4, 2, 1)  # images of a part: of equal speeds the largest counts
+PARTS = (2, 4, 8, 16)  # for each stage
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,8 @@ def fits(plan, r: Rates) -> bool:
 
 def choose(name: str, gpus: int, r: Rates) -> dict | None:
     """Return the fastest plan that fits, with its prediction; None if none fits."""
-    ordered = sorted(plans(name, gpus), key=lambda plan: -speed(plan, r))
+    # Of equals, up to rounding errors, the first one: the simplest.
+    ordered = sorted(plans(name, gpus), key=lambda plan: -float(f"{speed(plan, r):.6g}"))
     for plan in ordered:
         if fits(plan, r) and (size := needed(alike(plan, plan.batch // plan.parts))) <= r.memory:
             break
