@@ -1,0 +1,166 @@
+"""The map of plans, and a table of large language models.
+
+The map takes a run of `experiments/choices.py`, or a recording.
+"""
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from dlojz.chapters.n12_model_parallel import choosing
+from dlojz.figures import drawing, report
+from dlojz.figures.report import bytes_text
+from dlojz.table import Table
+
+NOTHING = "nothing fits"
+COLOURS = {
+    "one GPU": "#DDDDE2",
+    "DDP": "#A6D5EF",
+    "FSDP": "#5FA8D3",
+    "tensors": "#F2C063",
+    "stages": "#86C8A8",
+    "tensors and stages": "#E39A6B",
+    NOTHING: "#F7F7F9",
+}
+NAMES = {"llama_70b": "Llama 3 70B", "bloom": "BLOOM 176B"}
+DAY = 86_400
+OF_PEAK = 0.4  # the MFU of the days of `sizes`, as Llama 3 405B had: 38 to 43 %
+
+
+def sizes() -> Table:
+    """Return a table of giants: tokens and operations, trained and as Chinchilla's rule has them.
+
+    A training takes 6 operations for each parameter and token: 120 P^2 with 20 tokens for each of P
+    parameters.
+    """
+    peak = choosing.rates(1).flops / choosing.MFU
+    rows = []
+    for giant in choosing.giants().values():
+        p, tokens = giant.parameters, giant.trained_tokens
+        needs = 120 * p**2
+        days = needs / (OF_PEAK * peak * DAY)
+        trained = f"{tokens / 1e12:.3g}", f"{tokens / p:,.0f}", f"{6 * p * tokens:.1e}"
+        rule = f"{20 * p / 1e12:.3g}", f"{needs:.1e}", f"{float(f'{days:.3g}'):,.0f}"
+        rows.append((f"{giant.name} ({giant.year})", f"{p / 1e9:,.1f}", *trained, *rule))
+    head = ("", "10^9 parameters", "10^12 tokens", "for each parameter", "operations")
+    rule = ("20 for each: 10^12", "120 P^2", f"days of an H100 at {OF_PEAK:.0%}")
+    return Table((*head, *rule), rows, "<>>>>>>>")
+
+
+# The map ------------------------------------------------------------------------------------------
+
+
+def cells(run) -> dict[str, dict[tuple[str, int], dict]]:
+    """Return the cells of the map, by network, then by model and number of GPUs."""
+    found = defaultdict(dict)
+    for case in drawing.of_experiment(run, "network", "choices.py").cases.values():
+        found[case["network"]][case["model"], case["gpus"]] = case
+    return dict(found)
+
+
+def kind(cell) -> str:
+    """Return what a cell's plan divides, as a name of COLOURS."""
+    if not (plan := cell["plan"]):
+        return NOTHING
+    tensor, stages = plan["tensor"] > 1, plan["stages"] > 1
+    if tensor or stages:
+        return " and ".join(["tensors"] * tensor + ["stages"] * stages)
+    return "one GPU" if plan["gpus"] == 1 else plan["sharding"].upper()
+
+
+def words(plan) -> list[str]:
+    """Return a plan in a few words: ["TP 4", "PP 8", "FSDP 8"]."""
+    replicas = plan["gpus"] // (plan["tensor"] * plan["stages"])
+    named = {"TP": plan["tensor"], "PP": plan["stages"], plan["sharding"].upper(): replicas}
+    return [f"{name} {size:,}" for name, size in named.items() if size > 1]
+
+
+def reason(cell) -> str:
+    """Return why a cell's plan was chosen, in a few words."""
+    plan, alone = cell["plan"], cell["alone"]
+    if plan["tensor"] * plan["stages"] == 1:
+        waits = cell["seconds"]["data"] / sum(cell["seconds"].values())
+        return f"{waits:.0%} of a step waits for messages" if waits > 0.005 else "nothing waits"
+    if not cell["undivided"]:
+        return f"fewer images or sequences than GPUs: {choosing.largest(plan['model']):,}"
+    if alone is None:
+        return "DDP or FSDP alone does not fit"
+    return f"DDP or FSDP alone has {alone:.0%} of its speed"
+
+
+def chosen(run) -> Table:
+    """Return a table of the map's cells: plan, MFU, memory, and the reason."""
+    rows = []
+    for network, found in cells(run).items():
+        for (model, gpus), cell in found.items():
+            if cell["plan"]:
+                plan = ", ".join(words(cell["plan"])) or "whole"
+                plan += ", recomputed" * (cell["plan"]["checkpointing"] == "blocks")
+                told = plan, f"{cell['mfu']:.0%}", bytes_text(cell["bytes"]), reason(cell)
+                rows.append((NAMES.get(model, model), f"{gpus:,}", network, *told))
+    return Table(("", "GPUs", "network", "plan", "MFU", "memory", "reason"), rows, "<><<>><")
+
+
+def finding(found) -> str:
+    """Return the map's finding: how often a model must be divided, by network."""
+    lines = []
+    for network, of in found.items():
+        kinds = Counter(map(kind, of.values()))
+        divided = sum(kinds[name] for name in ("tensors", "stages", "tensors and stages"))
+        several = divided + kinds["DDP"] + kinds["FSDP"]
+        lines.append(f"in {divided} of {several} cases with {network}")
+    return "A divided model is fastest " + ",\n".join(lines)
+
+
+def plot_map(run, axes=None):
+    """Draw the fastest plan for each model and number of GPUs, with its MFU, for each network."""
+    found = cells(run)
+    keys = next(iter(found.values()))
+    models, gpus = ([*dict.fromkeys(each)] for each in zip(*keys, strict=True))
+    size = (1.5 + 1.2 * len(gpus), 1.9 + 0.62 * len(models) * len(found))
+    with drawing.axes(axes, size, shape=(len(found), 1), sharex=True) as axes:
+        for ax, (network, of) in zip(np.ravel(axes), found.items(), strict=True):
+            ax.grid(False)
+            for (model, count), cell in of.items():
+                _draw(ax, gpus.index(count), models.index(model), cell)
+            ax.set(xlim=(-0.5, len(gpus) - 0.5), ylim=(len(models) - 0.5, -0.5))
+            ax.set_yticks(range(len(models)), [NAMES.get(name, name) for name in models])
+            ax.set_xticks(range(len(gpus)), [f"{n:,}" for n in gpus])
+            ax.tick_params(length=0)
+            ax.spines[:].set_visible(False)
+            drawing.caption(ax, f"between nodes: {network}")
+        ax.set_xlabel("GPUs")
+        shown = {kind(cell) for of in found.values() for cell in of.values()}
+        named = {name: colour for name, colour in COLOURS.items() if name in shown - {NOTHING}}
+        drawing.legend(
+            ax, len(named), (0, -0.75 / len(models)), drawing.swatches(named), loc="upper left"
+        )
+        drawing.entitle(ax, finding(found), note())
+    return axes
+
+
+def _draw(ax, x, y, cell):
+    """Draw a cell: its colour, its plan and its MFU."""
+    look = {"ha": "center", "va": "center"}
+    ax.barh(y, 0.96, 0.92, x - 0.48, color=COLOURS[kind(cell)])
+    if not cell["plan"]:
+        ax.text(x, y, NOTHING, fontsize=8, color=report.PALETTE["model"], **look)
+        return
+    plan = " x ".join(words(cell["plan"])) or "whole"
+    again = " ↻" * (cell["plan"]["checkpointing"] == "blocks")
+    ax.text(x, y - 0.18, f"{cell['mfu']:.0%}{again}", fontsize=11, fontweight="bold", **look)
+    ax.text(x, y + 0.22, plan, fontsize=7.5, **look)
+
+
+def note() -> str:
+    """Return what the map assumes."""
+    r = choosing.rates(1)
+    peak, sold = r.flops / choosing.MFU / 1e12, r.inside / choosing.OF_LINKS / 1e9
+    return (
+        "Predicted: MFU, with the memory that dlojz estimate finds. bf16, AdamW; ↻: blocks are "
+        f"recomputed. Nodes of {choosing.NODE} H100, of whose 80 GB a step may take "
+        f"{choosing.OF_MEMORY:.0%}.\nAs measured: products of any size at {choosing.MFU:.0%} of "
+        f"{peak:,.1f} TFLOP/s, links at {choosing.OF_LINKS:.0%} of {sold:,.0f} GB/s. At most "
+        "4,096 images, or 4.2 million tokens, in a step;\ngiants are vision transformers of their "
+        "layers, width, heads and parameters. TP: tensors over so many GPUs, PP: stages."
+    )
