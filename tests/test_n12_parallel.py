@@ -244,13 +244,14 @@ WRONG = {  # by hint: name, way, and what to replace
         ),
     },
     "pieces": {
+        "the norm is in no stage": (STAGES, {"[model.norm, model.last]": "[model.last]"}),
         "copies": (
             STAGES,
             {
                 f"[*{SLICE}]": f"copy.deepcopy({SLICE})",
                 "import torch\n": "import copy\n\nimport torch\n",
             },
-        )
+        ),
     },
     "balance": {"three blocks and one": (STAGES, {SLICE: "model.blocks[3 * rank : 3 + rank]"})},
     "unequal": {
@@ -489,6 +490,10 @@ def test_an_error_on_one_rank_is_told_from_the_wait_of_the_other(verdict):
         ("each rank adds its part of the bias", "4 of 34: all 0.5 times as large"),
         ("norms without a style", "attention_norm.weight: whole [32], and 3 more"),
         ("not divided", "all 4 times as large"),
+        (
+            "g adds in its backward pass",
+            "messages, backward: 6 all-reduces\n        expected: 2 to 4 all-r",
+        ),
         ("GPipe", "live micro-batches in stage 0: 4: F0 F1 F2 F3 B0 B1 B2 B3"),
         ("rows, then columns", "attention.q.weight: Shard(1) [32, 16], and 7 more"),
     ],
@@ -508,6 +513,7 @@ def test_a_pipeline_keeps_one_micro_batch_less_in_each_stage(logged):
 def test_the_file_that_is_handed_out_has_lines_to_write_and_an_optional_part(logged):
     found = judge.repaired(exercises.find("12_parallel"), logged / UNWRITTEN, "")
     assert found.hint_key == "unwritten"
+    assert re.search(r"line \d+: still to be written", repr(found))
     assert [found.part(way) for way in WAYS] == [*[State.FAILED] * 3, State.NOT_ASKED]
 
 

@@ -40,6 +40,7 @@ def _way(way, call, case):
     texts += [f"process {n} waited for it in vain" for n in sorted(raised.keys() - errors.keys())]
     hint = "unwritten" if unwritten else "raised" if own else "waited"
     text, done = "; ".join(texts), "to its end"
+    text = text.replace("NotImplementedError", "still to be written")
     ran = Finding(way, "ran", "each process", not raised, text or done, done, hint)
     return [ran, *call(ranks)]
 
@@ -68,12 +69,9 @@ def _by_hand(ranks):
 
 def _by_plan(ranks):
     for seen in _with("grid", ranks)[:1]:
-        ok = seen["grid"] == {"data": 1, "tensor": len(ranks)}
-        texts = (
-            ", ".join(f"{n} {name}" for name, n in grid.items())
-            for grid in (seen["grid"], {"data": 1, "tensor": len(ranks)})
-        )
-        yield Finding(PLAN, "mesh", "mesh of one copy", ok, *texts, "mesh")
+        text = ", ".join(f"{name} {n}" for name, n in seen["grid"].items())
+        expected = f"data 1, tensor {len(ranks)}"
+        yield Finding(PLAN, "mesh", "mesh of one copy", text == expected, text, expected, "mesh")
     yield from _held(PLAN, ranks, "Replicate", "norms", "placements")
     yield from _messages(PLAN, ranks)
     yield from _output(PLAN, ranks, "output")
@@ -83,24 +81,19 @@ def _by_plan(ranks):
 def _held(way, ranks, whole, norms, others):
     """Yield findings on the placements of parameters. norms, others: the hints."""
     for seen in _with("held", ranks)[:1]:
-        wrong = {}
+        rows = {others: [], norms: []}
         for name, (place, shape) in seen["held"].items():
             layer, _, kind = name.rpartition(".")
-            cut = "Shard(0)" if layer in COLUMNS else "Shard(1)"
-            split = layer in COLUMNS or (layer in ROWS and kind == "weight")
-            if place != (expected := cut if split else whole):
-                wrong[name] = f"{place} {shape}", expected
-        for hint in dict.fromkeys((others, norms)):
-            mine = {
-                n: t
-                for n, t in wrong.items()
-                if norms == others or ("norm" in n) == (hint == norms)
-            }
-            name, (text, expected) = next(iter(mine.items()), ("", ("", "")))
-            text = f"{name}: {text}" + f", and {len(mine) - 1} more" * (len(mine) > 1)
+            cut = "Shard(1)" if layer in ROWS and kind == "weight" else whole
+            expected = "Shard(0)" if layer in COLUMNS else cut
+            if place != expected:
+                wrong = rows[norms if "norm" in layer else others]
+                wrong.append((f"{name}: {place} {shape}", expected))
+        for hint, wrong in rows.items():
+            text, expected = wrong[0] if wrong else ("as expected", "as expected")
+            text += f", and {len(wrong) - 1} more" * (len(wrong) > 1)
             what = "norms" if hint == "norms" else "parts of the weights"
-            good = "as expected"
-            yield Finding(way, hint, what, not mine, text if mine else good, expected or good, hint)
+            yield Finding(way, hint, what, not wrong, text, expected, hint)
 
 
 def _messages(way, ranks):
@@ -113,13 +106,17 @@ def _messages(way, ranks):
             counts = seen["messages"][direction]
             short = any(counts.get(kind, 0) < low for kind, (low, _) in wanted.items())
             long = any(n > wanted.get(kind, (0, 0))[1] for kind, n in counts.items())
-            text = ", ".join(f"{n} {kind}" for kind, n in counts.items()) or "none"
-            expected = ", ".join(
-                f"{low} to {high} {kind}" if low < high else f"{low} {kind}"
-                for kind, (low, high) in wanted.items()
-            )
+            text = _counted({kind: [n] for kind, n in counts.items()})
             what, ok = f"messages, {direction}", not (short or long)
-            yield Finding(way, direction, what, ok, text, expected, few if short else many)
+            hint = few if short else many
+            yield Finding(way, direction, what, ok, text, _counted(wanted), hint)
+
+
+def _counted(counts) -> str:
+    """Return numbers of messages by kind, or their limits, in words."""
+    texts = [f"{' to '.join(map(str, dict.fromkeys(n)))} {kind}" for kind, n in counts.items()]
+    plural = [text if text.startswith("1 ") else f"{text}s" for text in texts]
+    return ", ".join(plural) or "none"
 
 
 def _in_a_ring(ranks):
@@ -127,8 +124,8 @@ def _in_a_ring(ranks):
     for look in first[:1]:
         counts, size = look["messages"]["forward"], len(ranks)
         others, sends = set(counts) - {"send"}, counts.get("send", 0)
-        text = ", ".join(f"{n} {kind}" for kind, n in counts.items()) or "none"
-        ok, expected = not others and size - 1 <= sends, f"{2 * (size - 1)} or {2 * size} send"
+        text = _counted({kind: [n] for kind, n in counts.items()})
+        ok, expected = not others and size - 1 <= sends, f"{2 * (size - 1)} or {2 * size} sends"
         what = "messages, forward"
         yield Finding(RING, "messages", what, ok, text, expected, "gathered" if others else "hops")
     rows = (
@@ -145,10 +142,11 @@ def _in_a_ring(ranks):
 
 def _in_stages(ranks):
     parts = [seen["parts"] for seen in _with("parts", ranks)]
-    if parts:
-        held = [name for part in parts for name in part]
-        ok = "a copy" not in held and len(held) == len({*held})
-        text = "each in one stage" if ok else "copied, or in two stages"
+    if len(parts) == len(ranks):
+        held, count = [name for part in parts for name in part], ranks[0]["parameters"]
+        ok = "a copy" not in held and len(held) == len({*held}) == count
+        copied = held.count("a copy")
+        text = "each in one stage" if ok else f"{len(held) - copied} of {count}, {copied} copies"
         yield Finding(STAGES, "parts", "parameters", ok, text, "each in one stage", "pieces")
         blocks = [len({*re.findall(r"blocks\.\d+", " ".join(part))}) for part in parts]
         text, ok = " and ".join(map(str, blocks)), len({*blocks}) == 1

@@ -99,8 +99,8 @@ def tried(call, path) -> dict:
     except Exception as error:  # any
         places = traceback.extract_tb(error.__traceback__)
         lines = [place.lineno for place in places if Path(place.filename) == Path(path)]
-        where = "".join(f"line {line}: " for line in lines[-1:])  # errors of torch's may have none
-        seen["raised"] = where + harness.short(error)
+        where = "".join(f"line {line}: " for line in lines[-1:])  # an error in torch may have none
+        seen["raised"] = where + harness.short(error).rstrip(": ")
         seen["waited"] = bool(WAITED.search(str(error)))
         seen["unwritten"] = isinstance(error, NotImplementedError)
     return seen
@@ -266,7 +266,7 @@ def in_stages(module, device, seen):
     loss.backward()
     stage, actions, sizes = module.stage(model), [], []
     seen["parts"] = [names.get(id(p), "a copy") for p in stage.parameters()]
-    seen |= {"actions": actions, "sizes": sizes, "batch": BATCH}
+    seen |= {"parameters": len(names), "actions": actions, "sizes": sizes, "batch": BATCH}
 
     def note(_, inputs, out):
         if out.requires_grad:  # else the schedule only asks for its shape
