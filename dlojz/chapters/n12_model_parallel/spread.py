@@ -88,23 +88,15 @@ def divide(model, mesh, sequence: bool):
     tokens = Shard(1) if sequence else Replicate()
     whole = {"desired_input_layouts": Replicate()}
     for block in model.blocks:
-        tp.parallelize_module(
-            block,
-            mesh,
-            {
-                # one exchange for queries, keys and values, not three
-                "attention": tp.PrepareModuleInput(input_layouts=tokens, **whole),
-                **{f"attention.{name}": tp.ColwiseParallel() for name in "qkv"},
-                "attention.o": tp.RowwiseParallel(output_layouts=tokens),
-                "up": tp.ColwiseParallel(input_layouts=tokens),
-                "down": tp.RowwiseParallel(output_layouts=tokens),
-                **(
-                    {n: tp.SequenceParallel() for n in ("attention_norm", "mlp_norm")}
-                    if sequence
-                    else {}
-                ),
-            },
-        )
+        # One exchange for queries, keys and values, not three.
+        roles = {"attention": tp.PrepareModuleInput(input_layouts=tokens, **whole)}
+        roles |= {f"attention.{name}": tp.ColwiseParallel() for name in "qkv"}
+        roles |= {"up": tp.ColwiseParallel(input_layouts=tokens)}
+        for name in ("attention.o", "down"):
+            roles[name] = tp.RowwiseParallel(output_layouts=tokens)
+        for name in ("attention_norm", "mlp_norm") if sequence else ():
+            roles[name] = tp.SequenceParallel()
+        tp.parallelize_module(block, mesh, roles)
     if sequence:
         first = tp.PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=tokens)
         last = tp.PrepareModuleInput(input_layouts=tokens, **whole, use_local_output=True)
@@ -155,8 +147,9 @@ class Training:
 
     def __init__(self, plan: Plan, sizes: Sizes, device, dtype=torch.float32, compiled=False):
         self.plan, self.sizes, self.device = plan, sizes, device
-        gc.collect()  # of an earlier model
-        torch.compiler.reset()
+        torch.compiler.reset()  # it holds an earlier model
+        gc.collect()
+        torch.cuda.empty_cache()
         self.before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         torch.manual_seed(0)
         with device:
@@ -195,29 +188,25 @@ class Training:
 
     def schedule(self, model, mesh):
         """Return the schedule of a pipeline, which has only this process's blocks."""
-        layers = [*model.blocks]
-        count, rank = self.plan.stages * self.plan.chunks, mesh.get_local_rank()
-        each = len(layers) // count
-        stages, self.own, sizes = [], [], self.sizes
-        part = sizes.batch // self.plan.copies // self.plan.parts, sizes.tokens
-        widths, dtype = (sizes.inputs, sizes.width, sizes.outputs), model.norm.weight.dtype
-        between = [torch.empty(*part, n, device="meta", dtype=dtype) for n in widths]
-        for number in range(rank, count, self.plan.stages):
-            own = layers[number * each : (number + 1) * each]
-            own = [model.first, *own] if number == 0 else own
-            own = [*own, model.norm, model.last] if number == count - 1 else own
-            self.own.append(torch.nn.Sequential(*own))
-            self.sends += (number > 0) + (number < count - 1)
-            place = self.own[-1], number, count, self.device
-            shapes = {
-                "input_args": between[number > 0],
-                "output_args": between[1 + (number == count - 1)],
-            }
-            stages.append(pipelining.PipelineStage(*place, **shapes, group=mesh.get_group()))
-        self.ends = rank == 0, rank == self.plan.stages - 1
-        if self.plan.chunks > 1:
-            return pipelining.ScheduleInterleaved1F1B(stages, self.plan.parts, entropy)
-        return pipelining.Schedule1F1B(*stages, self.plan.parts, entropy)
+        plan, sizes, rank = self.plan, self.sizes, mesh.get_local_rank()
+        count, stages, self.own = plan.stages * plan.chunks, [], []
+        images, dtype = sizes.batch // plan.copies // plan.parts, model.norm.weight.dtype
+        ends, each = (sizes.inputs, sizes.outputs), len(model.blocks) // count
+        for number in range(rank, count, plan.stages):
+            first, last = number == 0, number == count - 1
+            own = [model.first] * first + [*model.blocks][number * each : (number + 1) * each]
+            self.own.append(torch.nn.Sequential(*own, *[model.norm, model.last] * last))
+            self.sends += 2 - first - last
+            given, result = (
+                torch.empty(images, sizes.tokens, width, dtype=dtype, device="meta")
+                for width in (ends[0] if first else sizes.width, ends[1] if last else sizes.width)
+            )
+            place = self.own[-1], number, count, self.device, given, result, mesh.get_group()
+            stages.append(pipelining.PipelineStage(*place))
+        self.ends = rank == 0, rank == plan.stages - 1
+        if plan.chunks > 1:
+            return pipelining.ScheduleInterleaved1F1B(stages, plan.parts, entropy)
+        return pipelining.Schedule1F1B(*stages, plan.parts, entropy)
 
     def step(self):
         """Train on the images, and return the loss, None if another process has it."""
@@ -226,8 +215,7 @@ class Training:
             loss = entropy(self.model(self.x), self.y)
             loss.backward()
         else:
-            losses = []
-            first, last = self.ends
+            losses, (first, last) = [], self.ends
             ends = {"target": self.y, "losses": losses} if last else {}
             self.model.step(*[self.x] * first, **ends)
             loss = torch.stack(losses).mean() if losses else None
@@ -274,14 +262,15 @@ def messages(events, training: Training) -> dict:
     """Return a step's messages, and on a GPU their ms, and those in which nothing else runs.
 
     calls: by operation their number, and the bytes that this process sends, in rings; {} and
-    sent_bytes None if the profiler does not have their sizes.
+    sent_bytes None if the profiler knows other calls than the dispatcher.
     """
     plan, host = training.plan, [e for e in events if e.device_type() == profile.CPU]
-    called = sorted((e.start_ns(), CALLED[e.name()]) for e in host if e.name() in CALLED)
-    ran = sorted((e.start_ns(), e) for e in host if BACKEND.match(e.name()))
+    host.sort(key=lambda e: e.start_ns())
+    called = [CALLED[e.name()] for e in host if e.name() in CALLED]
+    ran = [e for e in host if BACKEND.match(e.name())]
     members = plan.tensor if plan.copies == 1 else plan.copies  # two of each, if of both
     calls = defaultdict(lambda: [0, 0.0])
-    for (_, op), (_, event) in zip(called, ran, strict=False):
+    for op, event in zip(called, ran, strict=False):
         item = profile.ITEM_BYTES.get(workload.dtype(event.dtypes()[0]), 4)
         whole = math.prod(event.shapes()[0]) * item * (members if op == "all_gather" else 1)
         calls[op][0] += 1

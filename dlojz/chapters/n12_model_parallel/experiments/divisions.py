@@ -90,7 +90,11 @@ def main():
     add("--model", choices=SIZES, help="a vision transformer")
     add("--image-size", type=positive, help="pixels")
     add("--batches", type=positive, nargs="+", help="images of a step, on all GPUs together")
-    add("--precision", choices=("fp32", "tf32"), help="of the products; weights are in float32")
+    add(
+        "--precision",
+        choices=("fp32", "tf32"),
+        help="format of the products; weights are in float32",
+    )
     add("--predict", metavar="RUN", help="a recording, such as h100/12-divisions-x2")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()

@@ -9,9 +9,11 @@ would slow each other down, so there an action computes a little, and sleeps unt
 """
 
 import argparse
+import gc
 import time
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch.distributed import pipelining
@@ -37,8 +39,8 @@ ON_CPU = {"layers": 8, "width": 32, "tokens": 8, "batch_size": 1, "wait": 6.0}
 class Kept:
     """A tensor that is kept for the backward pass, and counted as long as it lives."""
 
-    def __init__(self, tensor, live, part):
-        self.tensor, self.live, self.part = tensor, live, part
+    def __init__(self, live, part, tensor):
+        self.live, self.part, self.tensor = live, part, tensor
         live[part] += 1
 
     def __del__(self):
@@ -56,10 +58,8 @@ class Stage(pipelining.PipelineStage):
         self.wait_s, self.noted, self.live = wait * len(module) / 1000, [], Counter()
 
     def forward_one_chunk(self, fwd_chunk_id, *args, **options):
-        def pack(tensor):
-            return Kept(tensor, self.live, fwd_chunk_id)
-
-        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor)
+        keep = partial(Kept, self.live, fwd_chunk_id)
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor)
         with self.note("F", fwd_chunk_id, 1), hooks:
             return super().forward_one_chunk(fwd_chunk_id, *args, **options)
 
@@ -93,46 +93,38 @@ def now(device):
     return event
 
 
-def pieces(args, count) -> list[torch.nn.Sequential]:
-    """Return the blocks, divided evenly among this number of stages."""
-    torch.manual_seed(0)
+def stage(args, number, count, device) -> Stage:
+    """Return one of this number of equal stages."""
     sizes = args.width, max(1, args.width // 128), 4 * args.width
-    layers = [blocks.Block(*sizes) for _ in range(args.layers)]
-    each = args.layers // count
-    return [torch.nn.Sequential(*layers[i * each : (i + 1) * each]) for i in range(count)]
+    with device:
+        own = [blocks.Block(*sizes) for _ in range(args.layers // count)]
+    return Stage(torch.nn.Sequential(*own), number, count, device, args.wait)
 
 
 def timed(args, name, parts, device) -> list:
     """Return the actions of this process in one step of a schedule, after a step to warm up."""
-    make, own = SCHEDULES[name]
-    count = own * idr_torch.size
-    stages = [
-        Stage(module.to(device), number, count, device, args.wait)
-        for number, module in enumerate(pieces(args, count))
-        if number % idr_torch.size == idr_torch.rank
-    ]
+    gc.collect()  # of an earlier schedule
+    (make, own), rank, size = SCHEDULES[name], idr_torch.rank, idr_torch.size
+    stages = [stage(args, n, own * size, device) for n in range(rank, own * size, size)]
     schedule = make(stages if own > 1 else stages[0], parts, functional.mse_loss)
     x = torch.randn(parts * args.batch_size, args.tokens, args.width, device=device)
-    given = [x] * (idr_torch.rank == 0)
-    ends = {"target": x} if idr_torch.rank == idr_torch.size - 1 else {}
+    given, ends = [x] * (rank == 0), {"target": x} if rank == size - 1 else {}
     schedule.step(*given, **ends)
-    for stage in stages:
-        stage.noted.clear()
-    begin = torch.zeros(1, dtype=torch.float64)  # one clock for all processes of a node
+    for each in stages:
+        each.noted.clear()
+    session.wait(device)
     torch.distributed.barrier()
-    session.wait(device)
-    origin, begin[0] = now(device), time.perf_counter()
-    own_begin = begin.item()
-    torch.distributed.broadcast(begin, 0)
+    origin, clock = now(device), time.perf_counter()  # all processes of a node have one clock
+    first = torch.tensor([clock], dtype=torch.float64)
+    torch.distributed.broadcast(first, 0)
     schedule.step(*given, **ends)
     session.wait(device)
-    late = 1000 * (own_begin - begin.item())
 
     def ms(moment):
         spent = moment - origin if device.type == "cpu" else origin.elapsed_time(moment) / 1000
-        return round(late + 1000 * spent, 3)
+        return round(1000 * (clock - first.item() + spent), 3)
 
-    noted = [action for stage in stages for action in stage.noted]
+    noted = [action for each in stages for action in each.noted]
     found = [(*what, ms(begin), ms(end), live) for *what, begin, end, live in noted]
     return sorted(found, key=lambda action: action[3])
 
@@ -156,13 +148,13 @@ def main():
 
 def parse_args(sizes):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    positive = flags.at_least(1)
-    parser.add_argument("--layers", type=positive, help="blocks of all stages together")
-    parser.add_argument("--width", type=positive, help="numbers of a token")
-    parser.add_argument("--tokens", type=positive, help="tokens of an image")
-    parser.add_argument("-b", "--batch-size", type=positive, help="images of a part")
-    parser.add_argument("--parts", type=positive, nargs="+", default=[4, 8, 16])
-    parser.add_argument("--wait", type=float, help="ms of a block's forward pass, without a GPU")
+    add, positive = parser.add_argument, flags.at_least(1)
+    add("--layers", type=positive, help="blocks of all stages together")
+    add("--width", type=positive, help="numbers of a token")
+    add("--tokens", type=positive, help="tokens of an image")
+    add("-b", "--batch-size", type=positive, help="images of a part")
+    add("--parts", type=positive, nargs="+", default=[4, 8, 16], help="parts of the images")
+    add("--wait", type=float, help="ms of a block's forward pass, without a GPU")
     parser.set_defaults(**sizes)
     return parser.parse_args()
 
