@@ -56,40 +56,45 @@ def at_once():
     """Wait for nothing."""
 
 
-def whole(link, flash, gradients, q, k, v, gradient):
+def merge(out, logarithms, some, others):
+    """Return attention over two pieces, by the online softmax of 10c."""
+    both = torch.logaddexp(logarithms, others)
+    parts = (x * (own - both).exp()[..., None] for x, own in ((out, logarithms), (some, others)))
+    return sum(parts), both
+
+
+def whole(link, work, q, k, v, gradient):
     """Return attention of these tokens to themselves, and the gradients."""
+    flash, gradients, _ = work
     out, *kept = flash(q, k, v)
     return out, *gradients(gradient, q, k, v, out, *kept)
 
 
-def ring(link, flash, gradients, q, k, v, gradient):
+def ring(link, work, q, k, v, gradient):
     """Return attention of own tokens to all: keys and values go round, and their gradients too."""
-    kv, out, logarithms = torch.stack((k, v)), 0.0, torch.tensor(-torch.inf, device=q.device)
-    for hop in range(idr_torch.size):
-        last = hop == idr_torch.size - 1
-        coming, wait = (kv, at_once) if last else link.hand_on(kv)
-        some, own, kept = flash(q, *kv)
-        both = torch.logaddexp(logarithms, own)  # the online softmax of 10c
-        out = out * (logarithms - both).exp()[..., None] + some * (own - both).exp()[..., None]
-        logarithms = both
+    flash, gradients, merge = work
+    kv, hops, out, logarithms = torch.stack((k, v)), idr_torch.size, None, None
+    for hop in range(hops):
+        coming, wait = link.hand_on(kv) if hop < hops - 1 else (kv, at_once)
+        some, others, kept = flash(q, *kv)
+        out, logarithms = merge(out, logarithms, some, others) if hop else (some.float(), others)
         wait()
         kv = coming
     out = out.to(q.dtype)
-    kv, of_q, travelling, arrive = torch.stack((k, v)), 0, torch.zeros_like(kv), at_once
-    for hop in range(idr_torch.size):
-        last = hop == idr_torch.size - 1
-        coming, wait = (kv, at_once) if last else link.hand_on(kv)
+    kv, of_q, travelling, arrive = torch.stack((k, v)), 0, 0, at_once
+    for hop in range(hops):
+        coming, wait = link.hand_on(kv) if hop < hops - 1 else (kv, at_once)
         part, *of_kv = gradients(gradient, q, *kv, out, logarithms, kept)
-        arrive()  # the gradients so far of these keys and values
         of_q = of_q + part
-        travelling, arrive = link.hand_on(travelling + torch.stack(of_kv))
+        arrive()  # the gradients so far of these keys and values
+        travelling, arrive = link.hand_on(torch.stack(of_kv) + travelling)
         wait()
         kv = coming
     arrive()
     return out, of_q, *travelling
 
 
-def ulysses(link, flash, gradients, q, k, v, gradient):
+def ulysses(link, work, q, k, v, gradient):
     """Return attention of some heads to all tokens, with all heads of own tokens before and after.
 
     Tensors are [..., heads, tokens, head].
@@ -102,43 +107,37 @@ def ulysses(link, flash, gradients, q, k, v, gradient):
     def to_tokens(x):
         return torch.cat([*link.swap(torch.stack(x.chunk(size, -2)))], -3)
 
-    q, k, v = to_heads(torch.stack((q, k, v)))
-    out, *kept = flash(q, k, v)
-    found = gradients(to_heads(gradient), q, k, v, out, *kept)
+    out, *found = whole(link, work, *to_heads(torch.stack((q, k, v))), to_heads(gradient))
     return to_tokens(out), *to_tokens(torch.stack(found))
 
 
-def nothing(q, k, v):
-    """Return results of the right shapes, for messages alone."""
-    return q, q[..., 0].float(), []
+WAYS = {"ring": ring, "Ulysses": ulysses}
+WORK = private.flash, private.flash_gradients, merge
+NO_WORK = (  # results of the right shapes, for messages alone
+    lambda q, k, v: (q, None, None),
+    lambda gradient, q, k, v, *_: (q, k, v),
+    lambda out, logarithms, *_: (out, logarithms),
+)
 
 
-WAYS = {"whole": whole, "ring": ring, "Ulysses": ulysses}
-WORK = private.flash, private.flash_gradients
-NO_WORK = nothing, lambda gradient, q, k, v, *_: (q, k, v)
-
-
-def measured(args, length, device):
-    """Yield the fields of each way for this length."""
+def measured(args, length, device) -> dict:
+    """Return the fields of each way for this length."""
     torch.manual_seed(length)
     dtype = session.DTYPES.get(args.precision, torch.float32)
     shape = 1, args.heads, length, args.head
     given = [torch.randn(shape, device=device).to(dtype) for _ in range(4)]
     own = [x.chunk(idr_torch.size, 2)[idr_torch.rank].contiguous() for x in given]
-    expected, calls, found = None, {}, {}
+    results = [x.chunk(idr_torch.size, 2)[idr_torch.rank] for x in whole(None, WORK, *given)]
+    out, *expected = (x.float() for x in results)
+    calls, found = {("whole", "ms"): partial(whole, None, WORK, *given)}, {"whole": {}}
     for way, call in WAYS.items():
-        link, given = Link(), given if way == "whole" else own
-        results = call(link, *WORK, *given)
-        if expected is None:
-            expected = [x.chunk(idr_torch.size, 2)[idr_torch.rank].float() for x in results]
-        else:
-            results = [x.float() for x in results]
-            found[way] = {"sent_bytes": link.sent, "away": session.away(results[1:], expected[1:])}
-            found[way]["output_away"] = session.away(results[:1], expected[:1])
-            calls[way, "compute_ms"] = partial(call, Link(talks=False), *WORK, *own)
-            calls[way, "messages_ms"] = partial(call, Link(), *NO_WORK, *own)
-        found.setdefault(way, {})
-        calls[way, "ms"] = partial(call, Link(), *WORK, *given)
+        link = Link()
+        own_out, *results = (x.float() for x in call(link, WORK, *own))
+        found[way] = {"sent_bytes": link.sent, "away": session.away(results, expected)}
+        found[way]["output_away"] = session.away([own_out], [out])
+        calls[way, "ms"] = partial(call, Link(), WORK, *own)
+        calls[way, "compute_ms"] = partial(call, Link(talks=False), WORK, *own)
+        calls[way, "messages_ms"] = partial(call, Link(), NO_WORK, *own)
     for (way, what), ms in session.in_turn(calls, device, args.rounds, warm_up=1).items():
         found[way][what] = ms
     return found
