@@ -100,8 +100,10 @@ def divide(block):
 
 def dropout(x, rate, seed):
     """Drop a share of the hidden features, of which each rank has others. The seed is the same."""
+    generator = torch.Generator(x.device)
     # 12a: seed the generator
-    generator = torch.Generator(x.device).manual_seed(seed + dist.get_rank())
+    generator.manual_seed(seed + dist.get_rank())
+
     kept = torch.rand(x.shape, generator=generator, device=x.device) >= rate
     return x * kept / (1 - rate)
 
