@@ -136,8 +136,8 @@ class Attention(nn.Module):
 
     def forward(self, x, *_, **__):
         parts = self.columns(self.gather(x)).unflatten(-1, (3, -1, self.head))
-        # One copy of all three, as in torch's multi_head_attention_forward.
-        q, k, v = parts.permute(2, 0, 3, 1, 4).contiguous()
+        # One copy of all three, laid out for a result that needs none, as torch's own are.
+        q, k, v = parts.permute(2, 0, 1, 3, 4).contiguous().transpose(2, 3)
         out = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
         return self.reduce(self.rows(out.transpose(1, 2).flatten(2))), None
 

@@ -103,7 +103,7 @@ def by_stage(row: Mapping) -> Table:
         phase, peak = highest(stage)
         sizes = [bytes_text(peak.parts.get(name, 0)) for name in names]
         rows.append((str(number), bytes_text(peak.bytes), *sizes, WHEN[phase]))
-    return Table(("stage", "at most", *names, ""), rows, ">>>>>><")
+    return Table(("stage", "at most", *names, ""), rows, ">>" + ">" * len(names) + "<")
 
 
 def messages(row: Mapping) -> Table:
