@@ -200,8 +200,9 @@ def least(plan) -> float:
     """Return a bound below the bytes of a plan, so that most plans need no estimate."""
     vit, fsdp = known()[plan.model], plan.sharding == "fsdp"
     weights = vit.parameters(estimate.CLASSES, plan.image_size) / (plan.tensor * plan.stages)
-    each = 16 / plan.replicas if fsdp else 16  # with AdamW
-    each += 6 * (fsdp and plan.stages > 1)  # gathered in 16 bits, and not yet reduced
+    each = 16 / plan.replicas if fsdp else 16  # bytes of a weight, its gradient and AdamW's state
+    if fsdp and plan.stages > 1:  # gathered in 16 bits, and the gradient whole
+        each = 12 / plan.replicas + 6
     tokens = (plan.image_size // vit.patch) ** 2 * plan.batch / plan.parts / plan.tensor
     kept = 30 if plan.checkpointing == "off" else 2  # bytes of a block for each value of a token
     return each * weights + kept * tokens * vit.width * vit.layers / plan.stages * divided.live(
