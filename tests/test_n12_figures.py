@@ -76,7 +76,7 @@ def test_all_plans_do_the_same_steps_and_send_what_was_computed(two):
 
 
 def test_tensor_parallel_blocks_exchange_twice_in_each_pass(two):
-    cases, layers = log.read(two["splits"]).cases, 4
+    cases, layers = log.read(two["splits"]).cases, 8
     assert cases["TP"]["calls"]["all_reduce"][0] == 4 * layers
     calls = {op: number for op, (number, _) in cases["TP, sequence parallel"]["calls"].items()}
     norms = 2 * 2 * layers  # a weight and a bias each

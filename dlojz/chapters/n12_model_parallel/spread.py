@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from dlojz import idr_torch
 from dlojz.chapters.n12_model_parallel.blocks import Model
+from dlojz.course import UserError
 from dlojz.traces import kinds, spans
 from dlojz.training import sharding
 from dlojz.watch import profile, workload
@@ -190,6 +191,10 @@ class Training:
         """Return the schedule of a pipeline, which has only this process's blocks."""
         plan, sizes, rank = self.plan, self.sizes, mesh.get_local_rank()
         count, stages, self.own = plan.stages * plan.chunks, [], []
+        if sizes.layers % count:
+            raise UserError(
+                f"{sizes.layers} blocks in {count} stages: expected a multiple of these"
+            )
         images, dtype = sizes.batch // plan.copies // plan.parts, model.norm.weight.dtype
         ends, each = (sizes.inputs, sizes.outputs), len(model.blocks) // count
         for number in range(rank, count, plan.stages):

@@ -20,7 +20,7 @@ from dlojz.course import UserError
 from dlojz.training import flags, models
 from dlojz.watch import profile
 
-ON_CPU = Sizes(layers=4, width=128, heads=4, hidden=512, tokens=64, batch=16, inputs=48, outputs=10)
+ON_CPU = Sizes(layers=8, width=128, heads=4, hidden=512, tokens=32, batch=16, inputs=48, outputs=10)
 
 
 def sizes_of(name: str, batch: int) -> Sizes:
