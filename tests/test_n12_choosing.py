@@ -10,14 +10,14 @@ from dlojz import runs
 from dlojz.chapters.n06_ddp import figures as n06
 from dlojz.chapters.n11_fsdp import operations
 from dlojz.chapters.n11b_hybrid import figures as n11b
-from dlojz.chapters.n12_model_parallel import choosing
+from dlojz.chapters.n12_model_parallel import choosing, giants
 from dlojz.chapters.n12_model_parallel import choosing_figures as figures
 from dlojz.estimate import estimate
 from dlojz.training import models
 from dlojz.training.replaced import replaced
 
-RECORDED = "cpu/12-choices"
-FAST, SLOW = (choosing.rates(speed) for speed in choosing.NETWORKS.values())
+RECORDED = "cpu/12-map"
+FAST, SLOW = (giants.rates(speed) for speed in giants.NETWORKS.values())
 
 
 def plan(**more):
@@ -32,31 +32,31 @@ def plan(**more):
 def test_the_speed_of_products_is_that_of_a_recorded_training():
     used = n11b.used(runs.recorded("cpu/11-predicted"))
     trained = {(s.model, s.size, s.arguments["compile"]): u.mfu for s, u in used}
-    assert trained["vit_2b", 2, "default"] == pytest.approx(choosing.MFU, abs=0.005)
+    assert trained["vit_2b", 2, "default"] == pytest.approx(giants.MFU, abs=0.005)
 
 
 def test_the_links_are_those_of_a_recorded_all_reduce():
     link = n06.link(runs.recorded("h200/06-all-reduce-x4"))
     assert link.bandwidth == pytest.approx(FAST.inside, rel=0.01)
     assert link.latency_s == pytest.approx(FAST.latency_s, rel=0.02)
-    assert FAST.between / SLOW.between == choosing.NODE
+    assert FAST.between / SLOW.between == giants.NODE
 
 
-@pytest.mark.parametrize("name", choosing.GIANTS)
+@pytest.mark.parametrize("name", giants.GIANTS)
 def test_a_giants_stand_in_has_its_parameters_and_nearly_its_tokens(name):
-    giant, pixels = choosing.giants()[name], choosing.image_size(name)
+    giant, pixels = giants.giants()[name], giants.image_size(name)
     vit = choosing.known()[name]
     assert vit.parameters(1000, pixels) == pytest.approx(giant.parameters, rel=0.01)
-    tokens = (pixels // choosing.PATCH) ** 2 + 1
+    tokens = (pixels // giants.PATCH) ** 2 + 1
     assert tokens == pytest.approx(giant.sequence, rel=0.02)
 
 
 def test_a_giant_has_its_paper():
-    for giant in choosing.giants().values():
+    for giant in giants.giants().values():
         assert giant.source.startswith("https://arxiv.org/abs/")
-    llama = choosing.giants()["llama_405b"]
+    llama = giants.giants()["llama_405b"]
     assert 6 * llama.parameters * llama.trained_tokens == pytest.approx(3.8e25, rel=0.01)
-    chinchilla = choosing.giants()["chinchilla"]
+    chinchilla = giants.giants()["chinchilla"]
     assert chinchilla.trained_tokens / chinchilla.parameters == 20
 
 
@@ -108,7 +108,7 @@ def _share(asked):
 def test_no_plan_has_too_many_images_or_divides_a_head():
     found = [*choosing.plans("vit_6b", 1024)]
     assert {each.tensor for each in found} == {1}, "it has 25 heads"
-    assert max(each.batch * each.replicas for each in found) == choosing.largest("vit_6b")
+    assert max(each.batch * each.replicas for each in found) == giants.largest("vit_6b")
     assert not [each for each in choosing.plans("llama_70b", 1024) if each.replicas == 1024]
 
 
@@ -151,7 +151,7 @@ def test_each_choice_has_its_reason():
 
 @pytest.mark.parametrize("gpus", [4, 8])
 def test_a_recorded_cell_is_what_would_be_chosen_now(gpus):
-    for network, r in zip(choosing.NETWORKS, (FAST, SLOW), strict=True):
+    for network, r in zip(giants.NETWORKS, (FAST, SLOW), strict=True):
         kept = figures.cells(runs.recorded(RECORDED))[network]["vit_2b", gpus]
         found = choosing.choose("vit_2b", gpus, r)
         assert found["plan"] | {"flags": None} == kept["plan"] | {"flags": None}
@@ -164,7 +164,7 @@ def test_each_chosen_plan_fits_and_is_as_fast_as_one_without_division():
         for found in of.values():
             if found["plan"]:
                 assert found["bytes"] <= FAST.memory
-                assert found["mfu"] <= choosing.MFU + 1e-9
+                assert found["mfu"] <= giants.MFU + 1e-9
                 assert (found["alone"] or 0) <= 1 + 1e-5
 
 

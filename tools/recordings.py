@@ -389,7 +389,7 @@ RECORDINGS = {
         "12-schedules-x4": f"{at('schedules.py')} --parts 4 8 16",
         "12-splits-x4": at("splits.py"),
         "12-predicted": f"{at('divisions.py')} --predict h100/12-divisions-x2",  # needs no GPU
-        "12-choices": at("choices.py"),  # nor does this, but ten minutes
+        "12-map": at("choices.py"),  # nor does this, but ten minutes
     },
     "cpu": dict(_on_a_processor()),
 }

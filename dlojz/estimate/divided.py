@@ -200,7 +200,7 @@ def cut_to(x, count: int):
 
 
 def no_logits(x, classes: int):
-    """Return what the trainer takes for logits, where a stage has sent its activations."""
+    """Return logits for the trainer, from a stage that has none: it has sent its activations."""
     return x.new_zeros(len(x), 1, classes)
 
 

@@ -67,8 +67,8 @@ def about(row: Mapping) -> str:
     images = f"{plan['batch']:,} image{several} of {plan['image_size']} px {on}"
     where = f" of stage {plan['stage']}" if stages > 1 else ""
     most = f"At most {bytes_text(peak.bytes)} on each GPU{where}, {WHEN[phase]}. At that moment"
-    notes = [str(by_stage(row))] * (stages > 1)
-    notes += [str(messages(row))] * (share > 1)
+    notes = [str(by_stage(row))] if stages > 1 else []
+    notes += [str(messages(row))] if share > 1 else []
     notes += [*later(row, phase), *[HEADS] * (tensor > 1), *[ONE_FORWARD] * (stages > 1), LEFT_OUT]
     if plan["sharding"] == "ddp" and plan["gpus"] > share:  # seen on one of two H200
         notes.append(NEW_BUCKETS.format(bytes_text(peak.parts["gradients"])))

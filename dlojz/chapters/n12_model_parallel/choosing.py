@@ -1,74 +1,40 @@
 """The plan that is predicted fastest, by model and number of GPUs.
 
-`dlojz estimate` predicts the memory and the bytes sent of each plan. A step takes
-as long as its operations at a measured speed, the pipeline's bubble, and the messages that nothing
-hides. Plans are tried in the order of this time, until one fits.
+`dlojz estimate` predicts the memory and the bytes sent of each plan. A step takes as long as its
+operations at a measured speed, the pipeline's bubble, and the messages that nothing hides. Plans
+are tried in the order of this time, until one fits.
 """
 
 import math
-import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import product
-from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
 from dlojz import course
+from dlojz.chapters.n12_model_parallel.giants import (
+    GIANTS,
+    MFU,
+    NODE,
+    PATCH,
+    VITS,
+    Rates,
+    giants,
+    image_size,
+    largest,
+)
 from dlojz.estimate import divided, estimate
-from dlojz.machine import hardware
 from dlojz.training import imports, models
 from dlojz.training.replaced import replaced
 
-VITS, GIANTS = ("vit_600m", "vit_2b", "vit_6b"), ("llama_70b", "bloom")
-NODE, PATCH = 8, 14  # GPUs of a node, and pixels of a stand-in's patches
-NETWORKS = {
-    "400 Gb/s for each GPU": 50e9,
-    "400 Gb/s for each node of 8": 6.25e9,
-}  # bytes/s of a GPU
-MOST = {"vit": 4096, "giant": 2**22}  # images of a step, as in ViT's paper; tokens, as BLOOM's
 TENSOR, STAGES = (1, 2, 4, 8), (1, 2, 4, 8, 16)
 MICRO = (128, 64, 32, 16, 8, 4, 2, 1)  # images of a part: of equal speeds the largest counts
 PARTS = (2, 4, 8, 16)  # for each stage
 
 
-@dataclass(frozen=True)
-class Rates:
-    """What a GPU computes, holds and sends in a second.
-
-    Of an H100 as it is sold, times what was measured: the MFU of vit_2b with FSDP, compiled
-    (reference/h200/11-vit_2b-b0160-off-fsdp-compiled-x2), and the speed and the latency of
-    all-reduces (06-all-reduce-x4). Between nodes the network has the same share of what is sold.
-    """
-
-    flops: float
-    memory: float
-    inside: float  # bytes/s, to the other GPUs of a node
-    between: float  # bytes/s, to other nodes
-    latency_s: float = 34e-6
-
-
-MFU, OF_LINKS, OF_MEMORY = 0.52, 0.81, 0.9  # the last leaves room for CUDA, NCCL and fragments
-
-
-def rates(network: float) -> Rates:
-    """Return the rates of an H100 behind a network of so many bytes/s for each GPU."""
-    gpu = next(row for row in hardware.sold() if row.name == "NVIDIA H100 SXM")
-    inside = OF_LINKS * gpu.links_gb_per_s / 2 * 1e9  # sold: both directions together
-    memory = OF_MEMORY * gpu.memory_gb * 1e9
-    return Rates(MFU * gpu.speed("bf16") * 1e12, memory, inside, OF_LINKS * network)
-
-
 # Models -------------------------------------------------------------------------------------------
-
-
-@cache
-def giants() -> dict[str, SimpleNamespace]:
-    """Return the models of giants.toml."""
-    text = Path(__file__).with_name("giants.toml").read_text(encoding="utf-8")
-    return {name: SimpleNamespace(**row) for name, row in tomllib.loads(text).items()}
 
 
 def stand_in(giant) -> models.ViT:
@@ -83,16 +49,6 @@ def known() -> dict[str, models.ViT]:
     """Return the models of the map: the course's, and stand-ins of giants."""
     found = giants()
     return {name: models.LARGER[name] for name in VITS} | {n: stand_in(found[n]) for n in GIANTS}
-
-
-def image_size(name: str) -> int:
-    """Return the pixels of an image; a giant's has about as many patches as a sequence tokens."""
-    return 224 if name in VITS else PATCH * math.isqrt(giants()[name].sequence)
-
-
-def largest(name: str) -> int:
-    """Return the most images, or sequences, that a step may have on all GPUs."""
-    return MOST["vit"] if name in VITS else MOST["giant"] // giants()[name].sequence
 
 
 # The time of a step -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from dlojz.chapters.n12_model_parallel import choosing
+from dlojz.chapters.n12_model_parallel import giants
 from dlojz.figures import drawing, report
 from dlojz.figures.report import bytes_text
 from dlojz.table import Table
@@ -33,9 +33,9 @@ def sizes() -> Table:
     A training takes 6 operations for each parameter and token: 120 P^2 with 20 tokens for each of P
     parameters.
     """
-    peak = choosing.rates(1).flops / choosing.MFU
+    peak = giants.rates(1).flops / giants.MFU
     rows = []
-    for giant in choosing.giants().values():
+    for giant in giants.giants().values():
         p, tokens = giant.parameters, giant.trained_tokens
         needs = 120 * p**2
         days = needs / (OF_PEAK * peak * DAY)
@@ -59,7 +59,7 @@ def cells(run) -> dict[str, dict[tuple[str, int], dict]]:
 
 
 def kind(cell) -> str:
-    """Return what a cell's plan divides, as a name of COLOURS."""
+    """Return the kind of a cell's plan, a name of COLOURS."""
     if not (plan := cell["plan"]):
         return NOTHING
     tensor, stages = plan["tensor"] > 1, plan["stages"] > 1
@@ -76,13 +76,13 @@ def words(plan) -> list[str]:
 
 
 def reason(cell) -> str:
-    """Return why a cell's plan was chosen, in a few words."""
+    """Return the reason for a cell's plan, in a few words."""
     plan, alone = cell["plan"], cell["alone"]
     if plan["tensor"] * plan["stages"] == 1:
         waits = cell["seconds"]["data"] / sum(cell["seconds"].values())
         return f"{waits:.0%} of a step waits for messages" if waits > 0.005 else "nothing waits"
     if not cell["undivided"]:
-        return f"fewer images or sequences than GPUs: {choosing.largest(plan['model']):,}"
+        return f"fewer images or sequences than GPUs: {giants.largest(plan['model']):,}"
     if alone is None:
         return "DDP or FSDP alone does not fit"
     return f"DDP or FSDP alone has {alone:.0%} of its speed"
@@ -153,14 +153,14 @@ def _draw(ax, x, y, cell):
 
 
 def note() -> str:
-    """Return what the map assumes."""
-    r = choosing.rates(1)
-    peak, sold = r.flops / choosing.MFU / 1e12, r.inside / choosing.OF_LINKS / 1e9
+    """Return the map's assumptions."""
+    r = giants.rates(1)
+    peak, sold = r.flops / giants.MFU / 1e12, r.inside / giants.OF_LINKS / 1e9
     return (
         "Predicted: MFU, with the memory that dlojz estimate finds. bf16, AdamW; ↻: blocks are "
-        f"recomputed. Nodes of {choosing.NODE} H100, of whose 80 GB a step may take "
-        f"{choosing.OF_MEMORY:.0%}.\nAs measured: products of any size at {choosing.MFU:.0%} of "
-        f"{peak:,.1f} TFLOP/s, links at {choosing.OF_LINKS:.0%} of {sold:,.0f} GB/s. At most "
+        f"recomputed. Nodes of {giants.NODE} H100, of whose 80 GB a step may take "
+        f"{giants.OF_MEMORY:.0%}.\nAs measured: products of any size at {giants.MFU:.0%} of "
+        f"{peak:,.1f} TFLOP/s, links at {giants.OF_LINKS:.0%} of {sold:,.0f} GB/s. At most "
         "4,096 images, or 4.2 million tokens, in a step;\ngiants are vision transformers of their "
-        "layers, width, heads and parameters. TP: tensors over so many GPUs, PP: stages."
+        "layers, width, heads and parameters. TP: GPUs for each tensor, PP: stages."
     )

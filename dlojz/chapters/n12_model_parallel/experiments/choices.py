@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from dlojz.chapters import session
-from dlojz.chapters.n12_model_parallel import choosing
+from dlojz.chapters.n12_model_parallel import choosing, giants
 
 
 def main():
@@ -26,9 +26,9 @@ def main():
     args = parser.parse_args()
     with session.begin(args, torch.device("cpu")) as (run, _):
         warnings.filterwarnings("ignore")  # DDP's on tensors without values
-        for cell in tqdm([*product(args.models, args.gpus, choosing.NETWORKS)], unit="cell"):
+        for cell in tqdm([*product(args.models, args.gpus, giants.NETWORKS)], unit="cell"):
             (name, gpus, network), begin = cell, time.perf_counter()
-            rates = choosing.rates(choosing.NETWORKS[network])
+            rates = giants.rates(giants.NETWORKS[network])
             found = choosing.choose(name, gpus, rates) or {"plan": None}
             seconds = round(time.perf_counter() - begin, 2)
             where = {"model": name, "gpus": gpus, "network": network}
