@@ -69,7 +69,7 @@ def test_all_plans_do_the_same_steps_and_send_what_was_computed(two):
         for case in cases:
             assert case["sent_bytes"] == pytest.approx(case["expected_bytes"], rel=1e-9), name
         losses = [case["losses"] for case in cases if case["losses"]]
-        if "2 x" not in name:
+        if " x " not in name:
             means[name] = np.mean(losses, axis=0)
     for name, found in means.items():
         assert found == pytest.approx(means["DDP"], rel=1e-5), name
@@ -79,11 +79,10 @@ def test_tensor_parallel_blocks_exchange_twice_in_each_pass(two):
     cases, layers = log.read(two["splits"]).cases, 8
     assert cases["TP"]["calls"]["all_reduce"][0] == 4 * layers
     calls = {op: number for op, (number, _) in cases["TP, sequence parallel"]["calls"].items()}
-    norms = 2 * 2 * layers  # a weight and a bias each
     assert calls == {
         "all_gather": 4 * layers + 2,
         "reduce_scatter": 4 * layers,
-        "all_reduce": norms,
+        "all_reduce": 1,  # the gradients of all norms
     }
     halves = [cases[name]["bytes"]["parameters"] for name in ("FSDP2", "TP", "PP, 8 parts")]
     assert max(halves) < 0.51 * cases["DDP"]["bytes"]["parameters"]

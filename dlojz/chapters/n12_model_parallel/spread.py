@@ -8,6 +8,7 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -35,6 +36,7 @@ CALLED = {
     "c10d::reduce_scatter_tensor_coalesced_": "reduce_scatter",
 }
 BACKEND = re.compile(r"(gloo|nccl|xccl):(?!send|recv|coalesced)")
+STEP = "step of a plan"  # its name in the profiler's record
 UPDATED = 16  # weights at a time: no more gradients than theirs are in float32, too
 
 
@@ -117,9 +119,10 @@ class Optimizer:
     @torch.no_grad()
     def step(self):
         """Update the weights, and drop their gradients."""
+        add_up([weight for weights, *_ in self.groups for weight in weights])
         for weights, copies, optimizer in self.groups:
             for weight, copy in zip(weights, copies, strict=True):
-                copy.grad = sharding.own(shared(weight)).float()
+                copy.grad = sharding.own(weight.grad).float()
                 weight.grad = None
             optimizer.step()
             optimizer.zero_grad()
@@ -136,11 +139,16 @@ class Optimizer:
         return found
 
 
-def shared(weight):
-    """Return a weight's gradient, summed over processes that have each seen some of the tokens."""
-    if not isinstance(weight, DTensor) or weight.grad.placements == weight.placements:
-        return weight.grad
-    return weight.grad.redistribute(placements=weight.placements)
+def add_up(weights):
+    """Sum the gradients of which each process has seen some of the tokens, in one message."""
+    of_some = [w for w in weights if isinstance(w, DTensor) and w.grad.placements != w.placements]
+    if of_some:
+        whole = torch.cat([sharding.own(weight.grad).flatten() for weight in of_some])
+        torch.distributed.all_reduce(whole, group=of_some[0].device_mesh.get_group())
+        sums = whole.split([weight.numel() for weight in of_some])
+        for weight, total in zip(of_some, sums, strict=True):
+            place = weight.device_mesh, weight.placements
+            weight.grad = DTensor.from_local(total.view(weight.shape), *place)
 
 
 class Training:
@@ -148,6 +156,7 @@ class Training:
 
     def __init__(self, plan: Plan, sizes: Sizes, device, dtype=torch.float32, compiled=False):
         self.plan, self.sizes, self.device = plan, sizes, device
+        gc.unfreeze()
         torch.compiler.reset()  # it holds an earlier model
         gc.collect()
         torch.cuda.empty_cache()
@@ -263,13 +272,16 @@ class Training:
         return between + inside + self.sends * stream
 
 
-def messages(events, training: Training) -> dict:
+def messages(training: Training) -> dict:
     """Return a step's messages, and on a GPU their ms, and those in which nothing else runs.
 
     calls: by operation their number, and the bytes that this process sends, in rings; {} and
     sent_bytes None if the profiler knows other calls than the dispatcher.
     """
-    plan, host = training.plan, [e for e in events if e.device_type() == profile.CPU]
+    events, plan = profile.profiled(partial(together, training)), training.plan
+    begin = min(e.start_ns() for e in events if e.name() == STEP)
+    events = [e for e in events if e.start_ns() >= begin]
+    host = [e for e in events if e.device_type() == profile.CPU]
     host.sort(key=lambda e: e.start_ns())
     called = [CALLED[e.name()] for e in host if e.name() in CALLED]
     ran = [e for e in host if BACKEND.match(e.name())]
@@ -295,6 +307,13 @@ def messages(events, training: Training) -> dict:
         found["communication_ms"] = spans.length(spans.union(ours))
         found["exposed_ms"] = spans.length(spans.without(spans.union(ours), spans.union(rest)))
     return found
+
+
+def together(training):
+    """Make a step that all processes begin at once, so that none waits for a later one."""
+    torch.distributed.all_reduce(torch.zeros(1))  # on the host
+    with torch.profiler.record_function(STEP):
+        training.step()
 
 
 def entropy(logits, labels):

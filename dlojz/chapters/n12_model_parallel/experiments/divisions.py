@@ -21,7 +21,6 @@ from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.runs import log, memory
 from dlojz.training import flags, imports, models
-from dlojz.watch import profile
 
 SIZES = {"vit_b_16": models.ViT(16, 12, 12, 768, 3072), **models.LARGER}
 # Images with an odd number of patches on each side: with the class token, tokens are even.
@@ -53,8 +52,7 @@ def measured(plan, device) -> dict:
     for _ in range(2):  # DDP makes its buckets again in the second one
         training.step()
     found = {"peak_bytes": training.peak_bytes(), "bytes": training.held()}
-    torch.distributed.barrier()
-    found |= spread.messages(profile.profiled(training.step), training)
+    found |= spread.messages(training)
     return found | {"expected_bytes": training.expected_bytes()}
 
 
