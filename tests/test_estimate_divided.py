@@ -199,6 +199,29 @@ def test_the_prediction_tells_of_stages_messages_and_what_is_not_torchs(trainer)
     assert "sent" not in usual
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--tensor 4", "--gpus 1: expected a multiple of --tensor 4 times --stages 1"),
+        ("--stages 2 --gpus 2 --parts 5", "--parts 5 don't divide --batch 32"),
+    ],
+)
+def test_what_needs_no_torch_is_refused_at_once(words, message, course_folder, capfd):
+    assert cli.main(["estimate", "--model", "vit_2b", *words.split()]) == 2
+    err = capfd.readouterr().err
+    assert message in err
+    assert "importing torch" not in err
+
+
+def test_the_largest_batch_of_a_pipeline_has_equal_parts(trainer):
+    asked = plan(gpus=4, stages=2, parts=4)
+    limit = 1.5 * max(estimate.needed(trainer, asked, 8).values())
+    first, *_, last = estimate.fitting(trainer, asked, limit)
+    assert first["plan"]["batch"] % 4 == 0
+    assert first["plan"]["batch"] > 32
+    assert last["plan"]["sharding"] == "fsdp"
+
+
 def test_the_help_says_how_attention_is_divided(capsys):
     with pytest.raises(SystemExit):
         cli.main(["estimate", "--help"])

@@ -90,6 +90,7 @@ def _estimate(args):
     from dlojz.figures import plans as tables
 
     memory.must_be_positive(args)
+    memory.must_divide(args)
     limit = memory.bytes_of(args.fits) if args.fits else None
     trainer, _ = launch.trainer_and_flags(shlex.quote(args.trainer or "dlojz/dlojz.py"))
     source.must_be_trainer(trainer)

@@ -432,7 +432,7 @@ def fitting(trainer, plan: Plan, limit: int) -> Iterator[dict]:
         tell(f"looking for the largest batch: {memory.means(asdict(way))}")
         with shown(way):
             batch, found = largest_batch(partial(needed, trainer, way), limit)
-        yield {"plan": asdict(replace(way, batch=batch)), "bytes": found}
+        yield {"plan": asdict(replace(way, batch=batch * way.parts)), "bytes": found}
 
 
 def ways(trainer, plan: Plan) -> list[Plan]:
@@ -443,14 +443,14 @@ def ways(trainer, plan: Plan) -> list[Plan]:
     found = [plan, half]
     if models.blocks(on_meta(trainer.build_model, plan, parsed(trainer, plan))):
         found.append(replace(half, checkpointing="blocks"))
-        if plan.gpus > 1:
+        if plan.replicas > 1:
             found += [replace(way, sharding="fsdp") for way in (half, found[-1])]
     return list(dict.fromkeys(found))
 
 
 def needed(trainer, plan: Plan, batch: int) -> dict[str, float]:
-    """Return the bytes for a batch of this size, by phase."""
-    found = added_up(trainer, replace(plan, batch=batch))
+    """Return the bytes of each phase, for a batch with parts of this size; of the first stage."""
+    found = added_up(trainer, replace(plan, batch=batch * plan.parts))
     return {phase: peak.bytes for phase, peak in found.items()}
 
 
