@@ -143,6 +143,8 @@ def test_each_choice_has_its_reason():
     assert figures.kind(whole) == "FSDP"
     assert figures.kind(cell()) == "tensors"
     assert figures.kind({"plan": None}) == figures.NOTHING
+    divided = [cell(), cell(alone=None), cell(alone=0.99), whole, {"plan": None}]
+    assert [figures.pays(each) for each in divided] == [True, True, False, False, False]
     assert figures.words(cell()["plan"]) == ["TP 2", "FSDP 512"]
 
 
@@ -175,7 +177,7 @@ def test_the_map_shows_each_cell_with_its_finding():
     for ax, of in zip(axes, found.values(), strict=True):
         assert len(ax.patches) == len(of)
     title = axes[0].figure.get_suptitle()
-    assert title.startswith("A divided model is fastest in ")
+    assert title.startswith("It pays to divide the model in ")
     assert len(figures.chosen(runs.recorded(RECORDED))) == sum(
         bool(each["plan"]) for of in found.values() for each in of.values()
     )

@@ -3,7 +3,7 @@
 The map takes a run of `experiments/choices.py`, or a recording.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import numpy as np
 
@@ -23,6 +23,8 @@ COLOURS = {
     NOTHING: "#F7F7F9",
 }
 NAMES = {"llama_70b": "Llama 3 70B", "bloom": "BLOOM 176B"}
+DIVIDED = ("tensors", "stages", "tensors and stages")
+AS_FAST = 0.95  # of the fastest plan's speed: no prediction is nearer
 DAY = 86_400
 OF_PEAK = 0.4  # the MFU of the days of `sizes`, as Llama 3 405B had: 38 to 43 %
 
@@ -101,15 +103,21 @@ def chosen(run) -> Table:
     return Table(("", "GPUs", "network", "plan", "MFU", "memory", "reason"), rows, "<><<>><")
 
 
+def pays(cell) -> bool:
+    """Return whether a divided model is faster than whole ones, by more than an error."""
+    plan = cell["plan"]
+    divided = bool(plan) and plan["tensor"] * plan["stages"] > 1
+    return divided and (cell["alone"] or 0) < AS_FAST
+
+
 def finding(found) -> str:
-    """Return the map's finding: how often a model must be divided, by network."""
+    """Return the map's finding: how often it pays to divide a model, by network."""
     lines = []
     for network, of in found.items():
-        kinds = Counter(map(kind, of.values()))
-        divided = sum(kinds[name] for name in ("tensors", "stages", "tensors and stages"))
-        several = divided + kinds["DDP"] + kinds["FSDP"]
-        lines.append(f"in {divided} of {several} cases with {network}")
-    return "A divided model is fastest " + ",\n".join(lines)
+        several = [cell for cell in of.values() if cell["plan"] and cell["plan"]["gpus"] > 1]
+        times = sum(map(pays, several))
+        lines.append(f"in {times} of {len(several)} cases with {network}")
+    return "It pays to divide the model " + ",\n".join(lines)
 
 
 def plot_map(run, axes=None):
@@ -147,20 +155,25 @@ def _draw(ax, x, y, cell):
         ax.text(x, y, NOTHING, fontsize=8, color=report.PALETTE["model"], **look)
         return
     plan = " x ".join(words(cell["plan"])) or "whole"
-    again = " ↻" * (cell["plan"]["checkpointing"] == "blocks")
-    ax.text(x, y - 0.18, f"{cell['mfu']:.0%}{again}", fontsize=11, fontweight="bold", **look)
-    ax.text(x, y + 0.22, plan, fontsize=7.5, **look)
+    more = " ↻" * (cell["plan"]["checkpointing"] == "blocks")
+    more += " ≈" * (kind(cell) in DIVIDED and not pays(cell))
+    ax.text(x, y - 0.18, f"{cell['mfu']:.0%}{more}", fontsize=11, fontweight="bold", **look)
+    ax.text(x, y + 0.22, plan, fontsize=7, **look)
 
 
 def note() -> str:
     """Return the map's assumptions."""
     r = giants.rates(1)
     peak, sold = r.flops / giants.MFU / 1e12, r.inside / giants.OF_LINKS / 1e9
-    return (
-        "Predicted: MFU, with the memory that dlojz estimate finds. bf16, AdamW; ↻: blocks are "
-        f"recomputed. Nodes of {giants.NODE} H100, of whose 80 GB a step may take "
-        f"{giants.OF_MEMORY:.0%}.\nAs measured: products of any size at {giants.MFU:.0%} of "
-        f"{peak:,.1f} TFLOP/s, links at {giants.OF_LINKS:.0%} of {sold:,.0f} GB/s. At most "
-        "4,096 images, or 4.2 million tokens, in a step;\ngiants are vision transformers of their "
-        "layers, width, heads and parameters. TP: GPUs for each tensor, PP: stages."
+    return "\n".join(
+        (
+            "Predicted MFU of plans whose memory dlojz estimate finds to fit; bf16, AdamW. TP: GPUs "
+            "for each tensor, PP: stages.",
+            "↻: blocks are recomputed. ≈: DDP or FSDP alone is nearly as fast. Nodes of "
+            f"{giants.NODE} H100, of whose 80 GB a step may take {giants.OF_MEMORY:.0%}.",
+            f"As measured: products of any size at {giants.MFU:.0%} of {peak:,.1f} TFLOP/s, links "
+            f"at {giants.OF_LINKS:.0%} of {sold:,.0f} GB/s.",
+            "At most 4,096 images, or 4.2 million tokens, in a step; giants are vision "
+            "transformers of their layers, width, heads and parameters.",
+        )
     )
