@@ -167,8 +167,8 @@ def note() -> str:
     peak, sold = r.flops / giants.MFU / 1e12, r.inside / giants.OF_LINKS / 1e9
     return "\n".join(
         (
-            "Predicted MFU of plans whose memory dlojz estimate finds to fit; bf16, AdamW. TP: GPUs "
-            "for each tensor, PP: stages.",
+            "Predicted MFU of plans whose memory dlojz estimate finds to fit; bf16, AdamW. TP: "
+            "GPUs for each tensor, PP: stages.",
             "↻: blocks are recomputed. ≈: DDP or FSDP alone is nearly as fast. Nodes of "
             f"{giants.NODE} H100, of whose 80 GB a step may take {giants.OF_MEMORY:.0%}.",
             f"As measured: products of any size at {giants.MFU:.0%} of {peak:,.1f} TFLOP/s, links "
