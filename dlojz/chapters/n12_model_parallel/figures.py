@@ -25,14 +25,16 @@ MESSAGES |= {"computed": PALETTE["limit"]}
 WAYS = {"whole": PALETTE["limit"], "ring": SERIES[0], "Ulysses": SERIES[1]}
 
 
-def _schedules(run, parts: int | None = None) -> dict[str, list]:
-    """Return each case's fields with the actions of all processes, by name."""
+def _schedules(run, parts: int | None = None) -> list[dict]:
+    """Return the cases with the actions of all processes: of that many parts, or fewer; or all."""
     ranks = drawing.of_experiment(run, "actions", "schedules.py").ranks
-    found = {}
-    for name, case in ranks[0].cases.items():
-        if parts in (None, case["parts"]):
-            found[name] = case | {"actions": [rank.cases[name]["actions"] for rank in ranks]}
-    return found
+    counts = [case["parts"] for case in ranks[0].cases.values()]
+    wanted = max((n for n in counts if n <= (parts or 0)), default=min(counts))
+    return [
+        case | {"actions": [rank.cases[name]["actions"] for rank in ranks]}
+        for name, case in ranks[0].cases.items()
+        if parts is None or case["parts"] == wanted
+    ]
 
 
 def bubble(case: Mapping) -> tuple[float, float | None]:
@@ -40,24 +42,22 @@ def bubble(case: Mapping) -> tuple[float, float | None]:
 
     The latter is for backward passes in one piece, of stages that all take the same time.
     """
-    p, busy = len(case["actions"]), [end - begin for *_, begin, end, _ in _all(case)]
-    counted = 1 - sum(busy) / p / _span(case)[1]
-    rounds = case["stages"] * case["parts"]
-    return counted, None if _is_divided(case) else (p - 1) / (rounds + p - 1)
-
-
-def _all(case):
-    return [action for actions in case["actions"] for action in actions]
-
-
-def _is_divided(case):
-    return any(kind == "W" for kind, *_ in _all(case))
+    every, p = [action for actions in case["actions"] for action in actions], len(case["actions"])
+    counted = 1 - sum(end - begin for *_, begin, end, _ in every) / p / _span(case)[1]
+    divided = any(kind == "W" for kind, *_ in every)
+    return counted, None if divided else (p - 1) / (case["stages"] * case["parts"] + p - 1)
 
 
 def _span(case) -> tuple[float, float]:
     """Return the begin of a step, and its length, in ms."""
-    begin = min(action[3] for action in _all(case))
-    return begin, max(action[4] for action in _all(case)) - begin
+    begin = min(action[3] for actions in case["actions"] for action in actions)
+    return begin, max(action[4] for actions in case["actions"] for action in actions) - begin
+
+
+def gpipe_bubble(run, parts: int = 8) -> float:
+    """Return the share of a step in which the processes have no action under GPipe."""
+    cases = _schedules(run, parts)
+    return next(bubble(case)[0] for case in cases if case["schedule"] == "GPipe")
 
 
 def live(case: Mapping) -> list[float]:
@@ -75,7 +75,7 @@ def live(case: Mapping) -> list[float]:
 def bubbles(run) -> Table:
     """Return a table of the schedules by parts: their bubbles, and the activations they keep."""
     rows = []
-    for case in _schedules(run).values():
+    for case in _schedules(run):
         counted, predicted = bubble(case)
         kept = ", ".join(f"{parts:g}" for parts in live(case))
         share = "-" if predicted is None else f"{predicted:.1%}"
@@ -85,14 +85,14 @@ def bubbles(run) -> Table:
     return Table(head, rows, "<>>>><")
 
 
-def plot_schedules(run, parts: int | None = None, axes=None):
-    """Draw the actions of each process in time, for each schedule; by default of the 8 parts."""
-    cases = _schedules(run, parts or _parts(run))
-    longest = max(_span(case)[1] for case in cases.values())
-    size = 11, 1.2 + sum(0.45 + 0.28 * len(case["actions"]) for case in cases.values())
+def plot_schedules(run, parts: int = 8, axes=None):
+    """Draw the actions of each process in time, for each schedule."""
+    cases = _schedules(run, parts)
+    longest = max(_span(case)[1] for case in cases)
+    size = 11, 1.2 + sum(0.45 + 0.28 * len(case["actions"]) for case in cases)
     look = {"ha": "center", "va": "center", "fontsize": 7}
     with drawing.axes(axes, size, "x", (len(cases), 1), sharex=True) as axes:
-        for ax, case in zip(axes, cases.values(), strict=True):
+        for ax, case in zip(axes, cases, strict=True):
             first = _span(case)[0]
             for process, actions in enumerate(case["actions"]):
                 for kind, stage, part, begin, end, _ in actions:
@@ -117,12 +117,6 @@ def plot_schedules(run, parts: int | None = None, axes=None):
     return axes
 
 
-def _parts(run) -> int:
-    """Return the number of parts to draw: 8, or the largest below it."""
-    counts = {case["parts"] for case in _schedules(run).values()}
-    return max([n for n in counts if n <= 8], default=min(counts))
-
-
 def _told(case):
     counted, predicted = bubble(case)
     text = f"{case['schedule']}: {counted:.0%} of the time without work"
@@ -131,10 +125,9 @@ def _told(case):
 
 
 def _finding(cases):
-    case = next(iter(cases.values()))
-    shares = [f"{case['schedule']} {bubble(case)[0]:.0%}" for case in cases.values()]
-    given = f"{len(case['actions'])} processes, {case['parts']} parts"
-    return f"{given}: the bubble of {', '.join(shares)}"
+    shares = ", ".join(f"{case['schedule']} {bubble(case)[0]:.0%}" for case in cases)
+    given = f"{len(cases[0]['actions'])} processes, {cases[0]['parts']} parts"
+    return f"{given}: the bubble of {shares}"
 
 
 def _where(run):
@@ -143,9 +136,9 @@ def _where(run):
     return how + drawing.where(run)
 
 
-def plot_live(run, parts: int | None = None, ax=None):
+def plot_live(run, parts: int = 8, ax=None):
     """Draw the most parts whose activations each process holds, for each schedule."""
-    cases = _schedules(run, parts or _parts(run)).values()
+    cases = _schedules(run, parts)
     with drawing.axes(ax, (8.5, 3.6), "y") as ax:
         for place, case in enumerate(cases):
             held, name = live(case), case["schedule"]
@@ -159,8 +152,8 @@ def plot_live(run, parts: int | None = None, ax=None):
         most = {case["schedule"]: live(case) for case in cases}
         title = f"GPipe keeps all {most['GPipe'][0]:g} parts, and 1F1B "
         title += f"{most['1F1B'][0]:g} in the first process, {most['1F1B'][-1]:g} in the last"
-        setting = "with two stages in a process, a part of one counts half; " + _where(run)
-        drawing.entitle(ax, title, setting)
+        setting = "with two stages in a process, a part of one counts half; "
+        drawing.entitle(ax, title, setting + _where(run))
     return ax
 
 
@@ -176,24 +169,23 @@ def speeds(run) -> dict[str, dict]:
             "mfu": case["flops"] / seconds / (1e12 * peak * len(ranks)),
             "step_ms": 1000 * seconds,
         }
-        for what in ("peak_bytes", "sent_bytes", "expected_bytes", "exposed_ms"):
+        for what in ("peak_bytes", "sent_bytes", "expected_bytes", "exposed_ms", "busy_ms"):
             values = [rank.cases[name].get(what) for rank in ranks]
             found[name][what] = None if None in values else max(values)
     return found
 
 
 def splits(run) -> Table:
-    """Return a table of the plans: speed, MFU, memory, messages, and waiting for them."""
+    """Return a table of the plans: speed, MFU, memory, messages; GPUs that do no other work."""
     rows = []
     for name, row in speeds(run).items():
-        waits = "-"
-        if row["exposed_ms"] is not None:
-            waits = f"{row['exposed_ms']:,.1f} ms ({row['exposed_ms'] / row['step_ms']:.0%})"
         sizes = (row["peak_bytes"], row["sent_bytes"], row["expected_bytes"])
         speed = (report.speed_text(row["images_per_s"]), f"{row['mfu']:.1%}")
-        rows.append((name, *speed, *map(bytes_text, sizes), waits))
-    head = ("plan", "images/s", "MFU", "peak memory", "sends", "computed", "waits for messages")
-    return Table(head, rows, "<>>>>>>")
+        waits = f"{row['exposed_ms'] / row['step_ms']:.0%}" if row["exposed_ms"] else "-"
+        idle = f"{max(0, 1 - row['busy_ms'] / row['step_ms']):.0%}" if row["busy_ms"] else "-"
+        rows.append((name, *speed, *map(bytes_text, sizes), waits, idle))
+    head = ("plan", "images/s", "MFU", "peak memory", "sends", "computed", "only messages", "idle")
+    return Table(head, rows, "<>>>>>>>")
 
 
 def plot_splits(run, axes=None):

@@ -273,7 +273,7 @@ class Training:
 
 
 def messages(training: Training) -> dict:
-    """Return a step's messages, and on a GPU their ms, and those in which nothing else runs.
+    """Return a step's messages, and on a GPU their ms, alone or not, and those of all work.
 
     calls: by operation their number, and the bytes that this process sends, in rings; {} and
     sent_bytes None if the profiler knows other calls than the dispatcher.
@@ -306,6 +306,7 @@ def messages(training: Training) -> dict:
     if rest:
         found["communication_ms"] = spans.length(spans.union(ours))
         found["exposed_ms"] = spans.length(spans.without(spans.union(ours), spans.union(rest)))
+        found["busy_ms"] = spans.length(spans.union(ours + rest))
     return found
 
 
