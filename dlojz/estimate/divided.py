@@ -96,8 +96,13 @@ class Share(nn.Module):
         encoder.layers, self.whole = nn.Sequential(*layers), whole
 
     def forward(self, images):
-        """Run as many micro-batches as are alive at once; their backward passes follow."""
-        return torch.cat([self.one(images) for _ in range(self.live)])
+        """Run as many micro-batches as are alive when the first backward pass begins.
+
+        Only the last one has such a pass: its graph keeps the others alive.
+        """
+        *others, last = (self.one(images) for _ in range(self.live))
+        last.grad_fn.metadata["others"] = others
+        return last
 
     def one(self, images):
         if self.first:

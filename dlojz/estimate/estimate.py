@@ -232,7 +232,7 @@ def counted(
                 begin = len(storages.events)
             part = plan.batch // plan.parts
             images = torch.empty(part, 3, *2 * [plan.image_size], dtype=torch.uint8)
-            labels = torch.zeros(part * divided.live(plan), dtype=torch.int64)
+            labels = torch.zeros(part, dtype=torch.int64)
             storages.note("buffers", (images, labels))
             trainer.train_step(step, training, images, labels, args, marks(storages))
             note(storages, training)
