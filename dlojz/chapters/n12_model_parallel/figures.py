@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dlojz.figures import drawing, plans, report
 from dlojz.figures.report import PALETTE, SERIES, bytes_text
@@ -17,8 +17,6 @@ KINDS = {  # of a pipeline's actions
     "I": ("backward, of the input", SERIES[2]),
     "W": ("backward, of the weights", PALETTE["power"]),
 }
-SCHEDULES = dict(zip(("GPipe", "1F1B", "interleaved 1F1B", "zero bubble"), SERIES, strict=False))
-DOES = ("holds", "sends in a step")
 HELD = ("parameters", "gradients", "optimizer")
 MESSAGES = report.COLLECTIVES | {"reduce_scatter": SERIES[2], "send": SERIES[1]}
 MESSAGES |= {"computed": PALETTE["limit"]}
@@ -141,9 +139,9 @@ def plot_live(run, parts: int = 8, ax=None):
     cases = _schedules(run, parts)
     with drawing.axes(ax, (8.5, 3.6), "y") as ax:
         for place, case in enumerate(cases):
-            held, name = live(case), case["schedule"]
+            held = live(case)
             at = np.arange(len(held)) + 0.2 * (place - (len(cases) - 1) / 2)
-            bars = ax.bar(at, held, 0.18, color=SCHEDULES[name], label=name)
+            bars = ax.bar(at, held, 0.18, color=SERIES[place], label=case["schedule"])
             ax.bar_label(bars, [f"{parts:g}" for parts in held], fontsize=8, padding=1)
         ax.set_xticks(range(len(held)), [f"process {n}" for n in range(len(held))])
         ax.set(ylabel="parts with live activations")
@@ -192,9 +190,6 @@ def plot_splits(run, axes=None):
     """Draw what a process of each plan holds, what it sends in a step, and the speed."""
     ranks, found = log.read(run).ranks, speeds(run)
     with drawing.axes(axes, (12, 1.8 + 0.4 * len(found)), "x", (1, 3), sharey=True) as axes:
-        scales = [
-            _unit(row[what] for row in found.values()) for what in ("peak_bytes", "expected_bytes")
-        ]
         for row, name in enumerate(found):
             cases = [rank.cases[name] for rank in ranks]
             case = max(cases, key=lambda case: case["peak_bytes"])
@@ -204,30 +199,24 @@ def plot_splits(run, axes=None):
             sent = {op: size for op, (_, size) in most["calls"].items()}
             sent = sent or {"computed": most["expected_bytes"]}
             looks = (held, plans.COLOURS), (sent, MESSAGES)
-            for ax, (parts, colours), (scale, _) in zip(axes[:2], looks, scales, strict=True):
-                parts = {part: size / scale for part, size in parts.items()}
+            for ax, (parts, colours) in zip(axes[:2], looks, strict=True):
                 end = drawing.stack(ax, row, parts, colours)
-                plans.label(ax, end, row, bytes_text(scale * end), fontsize=8)
+                plans.label(ax, end, row, bytes_text(end), fontsize=8)
             mfu, speed = 100 * found[name]["mfu"], found[name]["images_per_s"]
             axes[2].barh(row, mfu, 0.6, color=PALETTE["speed"])
             plans.label(axes[2], mfu, row, f"{report.speed_text(speed)} images/s", fontsize=8)
         drawing.rows(axes[0], found)
-        labels = [
-            f"a process {verb} ({unit})" for verb, (_, unit) in zip(DOES, scales, strict=True)
-        ]
-        for ax, label in zip(axes, (*labels, "MFU (%)"), strict=True):
+        labels = ("a process holds", "a process sends in a step", "MFU (%)")
+        for ax, label in zip(axes, labels, strict=True):
             ax.set(xlabel=label, xlim=(0, 1.45 * ax.dataLim.xmax))
+            ax.xaxis.set_major_locator(MaxNLocator(4))
         for ax in axes[:2]:
             handles, names = ax.get_legend_handles_labels()
             named = {n.replace("_", "-"): h for n, h in zip(names, handles, strict=True)}
             drawing.legend(ax, 2, (0, 1), named)
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: bytes_text(x) if x else "0"))
         drawing.entitle(axes[0], _best(found), drawing.where(run))
     return axes
-
-
-def _unit(sizes):
-    """Return the bytes of the unit that suits the largest of these, and its name."""
-    return (1e9, "GB") if max(sizes) >= 1e9 else (1e6, "MB")
 
 
 def _best(found):
