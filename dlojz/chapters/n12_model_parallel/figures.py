@@ -187,7 +187,7 @@ def splits(run) -> Table:
 
 
 def plot_splits(run, axes=None):
-    """Draw what a process of each plan holds, what it sends in a step, and the speed."""
+    """Draw the memory of a process and its messages in a step, and the speed, for each plan."""
     ranks, found = log.read(run).ranks, speeds(run)
     with drawing.axes(axes, (12, 1.8 + 0.4 * len(found)), "x", (1, 3), sharey=True) as axes:
         for row, name in enumerate(found):

@@ -65,7 +65,7 @@ class Sizes:
         return 6 * self.batch * self.tokens * (weights + attention)
 
     def stream(self, item: int) -> int:
-        """Return the bytes of what all images hand on from a block to the next one."""
+        """Return the bytes that all images hand on from a block to the next one."""
         return self.batch * self.tokens * self.width * item
 
 
@@ -184,7 +184,7 @@ class Training:
         self.x, self.y = (each.chunk(plan.copies)[mine].clone() for each in (x, y))
 
     def spread(self, model, mesh):
-        """Return what makes a step: the model in shards or copies, or a schedule of its stages."""
+        """Return the model in shards or copies, or a schedule of its stages: it makes a step."""
         plan, copies, self.own, self.sends = self.plan, mesh["copies"], [model], 0
         if plan.stages > 1:
             return self.schedule(model, mesh["stages"])
