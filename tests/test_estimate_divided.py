@@ -83,12 +83,14 @@ def test_a_tensors_processes_share_its_blocks_and_activations(tensor, trainer):
 
 def test_a_stage_holds_the_activations_of_the_parts_from_it_to_the_last(trainer):
     def activations(stage, parts):
-        asked = plan(gpus=4, stages=4, stage=stage, batch=8 * parts, parts=parts)
+        sizes = {"batch": 8 * parts, "parts": parts, "image_size": 64}
+        asked = plan(gpus=4, stages=4, stage=stage, **sizes)
         return most(estimate.measured(trainer, asked), "activations")
 
-    three, two = (activations(stage, 8) for stage in (1, 2))
-    assert two == pytest.approx(2 * (three - two), rel=0.1)  # and logits
-    assert activations(1, 2) == pytest.approx(two, rel=0.05), "there are only two parts"
+    one, two, three = (activations(1, parts) for parts in (1, 2, 3))
+    assert three - two == pytest.approx(two - one, rel=0.02)
+    assert activations(1, 8) == pytest.approx(three, rel=0.01), "of 4 stages, 3 are left"
+    assert activations(2, 8) == pytest.approx(two, rel=0.01)
 
 
 def test_a_pipeline_divides_the_model_and_fsdp_each_stage(trainer):
