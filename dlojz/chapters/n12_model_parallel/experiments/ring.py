@@ -31,10 +31,10 @@ class Link:
     def __init__(self, talks=True):
         self.talks, self.sent = talks, 0
 
-    def hand_on(self, tensor):
+    def hand_on(self, tensor, more=True):
         """Begin to send a tensor to the next process; return what comes, and a call to wait."""
-        if not self.talks:
-            return tensor, at_once
+        if not (self.talks and more):
+            return tensor, list
         self.sent += tensor.nbytes
         rank, size, comes = idr_torch.rank, idr_torch.size, torch.empty_like(tensor)
         to = distributed.P2POp(distributed.isend, tensor, (rank + 1) % size)
@@ -50,10 +50,6 @@ class Link:
         comes = torch.empty_like(pieces)
         distributed.all_to_all_single(comes, pieces)
         return comes
-
-
-def at_once():
-    """Wait for nothing."""
 
 
 def merge(out, logarithms, some, others):
@@ -75,15 +71,15 @@ def ring(link, work, q, k, v, gradient):
     flash, gradients, merge = work
     kv, hops, out, logarithms = torch.stack((k, v)), idr_torch.size, None, None
     for hop in range(hops):
-        coming, wait = link.hand_on(kv) if hop < hops - 1 else (kv, at_once)
+        coming, wait = link.hand_on(kv, hop < hops - 1)
         some, others, kept = flash(q, *kv)
         out, logarithms = merge(out, logarithms, some, others) if hop else (some.float(), others)
         wait()
         kv = coming
     out = out.to(q.dtype)
-    kv, of_q, travelling, arrive = torch.stack((k, v)), 0, 0, at_once
+    kv, of_q, travelling, arrive = torch.stack((k, v)), 0, 0, list
     for hop in range(hops):
-        coming, wait = link.hand_on(kv) if hop < hops - 1 else (kv, at_once)
+        coming, wait = link.hand_on(kv, hop < hops - 1)
         part, *of_kv = gradients(gradient, q, *kv, out, logarithms, kept)
         of_q = of_q + part
         arrive()  # the gradients so far of these keys and values
@@ -127,14 +123,17 @@ def measured(args, length, device) -> dict:
     shape = 1, args.heads, length, args.head
     given = [torch.randn(shape, device=device).to(dtype) for _ in range(4)]
     own = [x.chunk(idr_torch.size, 2)[idr_torch.rank].contiguous() for x in given]
-    results = [x.chunk(idr_torch.size, 2)[idr_torch.rank] for x in whole(None, WORK, *given)]
-    out, *expected = (x.float() for x in results)
+    results = whole(None, WORK, *given)
+    expected = [x.chunk(idr_torch.size, 2)[idr_torch.rank].float() for x in results]
     calls, found = {("whole", "ms"): partial(whole, None, WORK, *given)}, {"whole": {}}
     for way, call in WAYS.items():
         link = Link()
-        own_out, *results = (x.float() for x in call(link, WORK, *own))
-        found[way] = {"sent_bytes": link.sent, "away": session.away(results, expected)}
-        found[way]["output_away"] = session.away([own_out], [out])
+        results = [x.float() for x in call(link, WORK, *own)]
+        found[way] = {
+            "sent_bytes": link.sent,
+            "output_away": session.away(results[:1], expected[:1]),
+        }
+        found[way]["away"] = session.away(results[1:], expected[1:])
         calls[way, "ms"] = partial(call, Link(), WORK, *own)
         calls[way, "compute_ms"] = partial(call, Link(talks=False), WORK, *own)
         calls[way, "messages_ms"] = partial(call, Link(), NO_WORK, *own)
@@ -155,10 +154,9 @@ def main():
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()
     with session.begin(args, device) as (run, _), session.process_group(device):
-        uneven = [n for n in (*args.lengths, args.heads) if n % idr_torch.size]
-        if idr_torch.size < 2 or uneven:
-            n = idr_torch.size
-            raise UserError(f"{n} processes: expected two or more, that divide {uneven}")
+        n, counts = idr_torch.size, (*args.lengths, args.heads)
+        if n < 2 or any(count % n for count in counts):
+            raise UserError(f"{n} processes: expected two or more, that divide each of {counts}")
         for length in tqdm(args.lengths, unit="length"):
             for way, fields in measured(args, length, device).items():
                 run.case(f"{way}, {length:,}", way=way, tokens=length, **fields)

@@ -131,7 +131,16 @@ def timed(args, name, parts, device) -> list:
 
 def main():
     device = idr_torch.device()
-    args = parse_args(ON_GPU if device.type == "cuda" else ON_CPU)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add, positive = parser.add_argument, flags.at_least(1)
+    add("--layers", type=positive, help="blocks of all stages together")
+    add("--width", type=positive, help="numbers of a token")
+    add("--tokens", type=positive, help="tokens of an image")
+    add("-b", "--batch-size", type=positive, help="images of a part")
+    add("--parts", type=positive, nargs="+", default=[4, 8, 16], help="parts of the images")
+    add("--wait", type=float, help="ms of a block's forward pass, without a GPU")
+    parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
+    args = parser.parse_args()
     with session.begin(args, device) as (run, _):
         if idr_torch.size < 2 or args.layers % (2 * idr_torch.size):
             raise UserError(
@@ -144,19 +153,6 @@ def main():
                 actions = timed(args, name, parts, device)
                 fields = {"schedule": name, "parts": parts, "stages": SCHEDULES[name][1]}
                 run.case(f"{name}, {parts} parts", **fields, actions=actions)
-
-
-def parse_args(sizes):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add, positive = parser.add_argument, flags.at_least(1)
-    add("--layers", type=positive, help="blocks of all stages together")
-    add("--width", type=positive, help="numbers of a token")
-    add("--tokens", type=positive, help="tokens of an image")
-    add("-b", "--batch-size", type=positive, help="images of a part")
-    add("--parts", type=positive, nargs="+", default=[4, 8, 16], help="parts of the images")
-    add("--wait", type=float, help="ms of a block's forward pass, without a GPU")
-    parser.set_defaults(**sizes)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":
