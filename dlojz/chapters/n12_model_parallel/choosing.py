@@ -178,30 +178,28 @@ def alike(plan, images: int) -> estimate.Plan:
 
 
 def fits(plan, r: Rates) -> bool:
-    """Return whether a plan fits, on a line through two sizes of its parts."""
+    """Return whether a plan fits; one that cannot, by a line through two sizes, is not tried."""
     if least(plan) > r.memory:
         return False
     images, size = plan.batch // plan.parts, needed(alike(plan, 1))
     if images > 1 and size <= r.memory:
         size += (images - 1) * (needed(alike(plan, 2)) - size)
-    return size <= r.memory
+    return size <= r.memory and needed(alike(plan, images)) <= r.memory
 
 
 def choose(name: str, gpus: int, r: Rates) -> dict | None:
     """Return the fastest plan that fits, with its prediction; None if none fits."""
     # Of equals, up to rounding errors, the first one: the simplest.
     ordered = sorted(plans(name, gpus), key=lambda plan: -float(f"{speed(plan, r):.6g}"))
-    for plan in ordered:
-        if fits(plan, r) and (size := needed(alike(plan, plan.batch // plan.parts))) <= r.memory:
-            break
-    else:
+    plan = next((each for each in ordered if fits(each, r)), None)
+    if plan is None:
         return None
     undivided = [p for p in ordered if p.tensor * p.stages == 1]
     alone = next((p for p in undivided if fits(p, r)), None)
     return {
         "plan": asdict(plan),
         "seconds": seconds(plan, r),
-        "bytes": size,
+        "bytes": needed(alike(plan, plan.batch // plan.parts)),
         "mfu": speed(plan, r) * operations(plan) / (r.flops / MFU),
         "undivided": len(undivided),
         "alone": alone and speed(alone, r) / speed(plan, r),
