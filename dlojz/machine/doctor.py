@@ -350,6 +350,8 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     yield Entry("10 kernels", "Triton", f"kernels of your own are {kernels}")
     peaks = "and what a GPU's memory holds" if cards else "peaks are predicted"
     yield Entry("11 FSDP", where, f"shards, bytes, {peaks}")
+    speeds = "and their speeds" if len(cards) > 1 else "recorded figures for the speed"
+    yield Entry("12 model parallel", where, f"gradients, messages, {speeds}")
 
 
 def _install_problems(facts: dict) -> Iterator[Problem]:

@@ -120,7 +120,7 @@ def join_fake_group(size: int):
 
 
 def local_tensors(size: int):
-    """Return a context in which each operation runs once for each of so many ranks."""
+    """Return a context in which each operation runs once for each of `size` ranks."""
     return named("torch.distributed._local_tensor:LocalTensorMode", "notebook 12")(size)
 
 

@@ -15,6 +15,7 @@ PREDICTABLE = {
     "epoch_s": ("s", lambda s: s.epoch_s),
     "backward_share": ("of the step", lambda s: s.shares.get("backward")),
     "data_share": ("of the step", lambda s: s.shares.get("data")),
+    "idle_share": ("of the step", lambda s: None),  # of a pipeline's processes: `score_value`
     "ratio": ("times", lambda s: None),  # of two runs, so in no summary: see `score_gain`
     "gain_percent": ("%", lambda s: None),  # where a ratio is close to 1: see `score_value`
 }
