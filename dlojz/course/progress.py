@@ -270,7 +270,7 @@ def _count(found, of):
 def _left(found):
     """Return the open requests in a few words, so that a row fits a terminal."""
     keys = [item["key"] for item in found if not item["done"]]
-    short = len(keys) <= 2 and len(", ".join(keys)) <= 27
+    short = len(keys) <= 2 and len(", ".join(keys)) <= 28
     others = 0 if short else len(keys) - 1
     return ", ".join([*keys[: len(keys) - others], *_others(others)])
 
