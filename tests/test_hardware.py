@@ -173,9 +173,9 @@ def test_the_numbers_of_the_text_follow_from_the_table():
     speed = 2 * H100.memory_gb_per_s / 1000
     assert f"{speed:.1f} TFLOP/s, {speed / H100.speed('fp16'):.1%}".replace("%", " %") in closing
     assert faster in closing
-    dense = [a for a in QUIZZES["machine-sparse"].answers if a.right]
+    dense = [a for a in QUIZZES["machine-sparsity"].answers if a.right]
     assert dense[0].text == f"{H100.speed('fp8'):,.0f} TFLOP/s"
-    assert f"{2 * H100.speed('fp8'):,.0f} TFLOP/s" in QUIZZES["machine-sparse"].question
+    assert f"{2 * H100.speed('fp8'):,.0f} TFLOP/s" in QUIZZES["machine-sparsity"].question
     registers, shared = H100.units * H100.registers_per_unit * 4, H100.shared_kb_per_unit * 1024
     assert registers > H100.units * shared, "registers hold more than all shared memory"
 

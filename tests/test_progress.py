@@ -172,8 +172,8 @@ def test_at_first_everything_is_left(notebooks):
     assert found["01_gpu", "verdict"] == ("", "dlojz check 01")
     assert found["09_compile", "verdict '09_repair'"] == ("", "dlojz check 09_repair")
     assert found["01_gpu", "prediction '01 gpu'"] == ("", "your guess")
-    assert found["00_start", "quizzes"] == ("0 of 9 right", "read-cut, 8 others")
-    assert found["05_dataloader", "quizzes"] == ("0 of 5 right", "loader-bound, 4 others")
+    assert found["00_start", "quizzes"] == ("0 of 9 right", "read-cut, 8 more")
+    assert found["05_dataloader", "quizzes"] == ("0 of 5 right", "loader-bound, 4 more")
     assert found["04_profiler", "mysteries"] == ("", "all")
     assert {path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb")} == {
         notebook for notebook, _ in found
@@ -207,8 +207,8 @@ def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path,
     widgets.score_value("01 gpu", how="estimated", images_per_s=320)
     assert rows()["01_gpu", "prediction '01 gpu'"][0] == "images_per_s 300, estimated 320 ★★★"
     once = "right (1 at the first attempt)"
-    assert found["00_start", "quizzes"] == (f"2 of 9 {once}", "read-cut, 6 others")
-    assert found["04_profiler", "mysteries"] == (f"1 of 16 {once}", "A, 14 others")
+    assert found["00_start", "quizzes"] == (f"2 of 9 {once}", "read-cut, 6 more")
+    assert found["04_profiler", "mysteries"] == (f"1 of 16 {once}", "A, 14 more")
     assert json.loads(json.dumps(progress.items())) == progress.items()
 
 
@@ -224,8 +224,8 @@ def test_what_is_left_is_named_in_a_few_words():
     expected = {
         ("a",): "a",
         ("a", "b"): "a, b",
-        ("profile-roofline", "profile-segments"): "profile-roofline, 1 other",
-        ("a", "b", "c"): "a, 2 others",
+        ("profile-roofline", "profile-segments"): "profile-roofline, 1 more",
+        ("a", "b", "c"): "a, 2 more",
         (): "",
     }
     for keys, left in expected.items():

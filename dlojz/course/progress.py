@@ -276,7 +276,7 @@ def _left(found):
 
 
 def _others(count):
-    return [f"{count} other{'s' * (count > 1)}"] if count > 0 else []
+    return [f"{count} more"] if count > 0 else []
 
 
 _SHOWN = {  # of a kind: the facts of an item, and the rows of a notebook's items
