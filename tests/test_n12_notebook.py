@@ -39,6 +39,12 @@ def test_plans_on_two_gpus():
     yield f"they still reach {tensors['images_per_s']:.0f} images per second"
     yield f"holds least, {stages['peak_bytes'] / 1e9:.1f} GB"
     yield f"sends next to nothing, {stages['sent_bytes'] / 1e6:.0f} MB"
+    ranks = log.read(runs.recorded("h100/12-splits-x2")).ranks
+    measured = statistics.mean(m.value for rank in ranks for m in rank.measures)
+    sold = n12.giants.rates(1).flops / n12.giants.MFU / 1e12
+    yield f"{measured:.0f} TFLOP/s each, not to the {sold:.0f}"
+    of = [f"{100 * row['mfu'] * measured / sold:.0f} %" for row in (copies, tensors, stages)]
+    yield f"reached {of[0]} (DDP), {of[1]} (TP) and {of[2]} (PP)"
 
 
 @claims(NOTEBOOK)
@@ -67,7 +73,7 @@ def test_predictions_are_as_far_off_as_told():
 
 @claims(NOTEBOOK)
 def test_giants_saw_as_many_tokens_as_told():
-    giants = n12.choosing.giants()
+    giants = n12.giants.giants()
     for name, told in (("bloom", "{:.0f} tokens for each"), ("llama_70b", "Llama 3 70B {:.0f}")):
         yield told.format(giants[name].trained_tokens / giants[name].parameters)
     cells = n12.cells(runs.recorded("cpu/12-map"))

@@ -53,7 +53,7 @@ def add_flags_of_a_plan(add: Callable):
     add("--gpus", type=int, default=1, metavar="N", help="number of GPUs")
     add("--sharding", choices=SHARDINGS, default="ddp", help="ddp: whole on each GPU")
     add("--tensor", type=int, default=1, metavar="N", help=TENSOR)
-    add("--stages", type=int, default=1, metavar="N", help="of a pipeline, a vision transformer's")
+    add("--stages", type=int, default=1, metavar="N", help="stages of a vision transformer")
     add("--parts", type=int, default=1, metavar="M", help="micro-batches of a pipeline (1F1B)")
     add("-b", "--batch", type=int, default=32, help="images on each GPU, or tensor x stages GPUs")
     add("--image-size", type=int, default=224, help="pixels")

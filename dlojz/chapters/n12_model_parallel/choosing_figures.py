@@ -39,14 +39,18 @@ def sizes() -> Table:
     rows = []
     for giant in giants.giants().values():
         p, tokens = giant.parameters, giant.trained_tokens
-        needs = 120 * p**2
-        days = needs / (OF_PEAK * peak * DAY)
-        trained = f"{tokens / 1e12:.3g}", f"{tokens / p:,.0f}", f"{6 * p * tokens:.1e}"
-        rule = f"{20 * p / 1e12:.3g}", f"{needs:.1e}", f"{float(f'{days:.3g}'):,.0f}"
+        needs, rule_needs = 6 * p * tokens, 120 * p**2
+        days, rule_days = (_rounded(n / (OF_PEAK * peak * DAY)) for n in (needs, rule_needs))
+        trained = f"{tokens / 1e12:.3g}", f"{tokens / p:,.0f}", f"{needs:.1e}", days
+        rule = f"{20 * p / 1e12:.3g}", f"{rule_needs:.1e}", rule_days
         rows.append((f"{giant.name} ({giant.year})", f"{p / 1e9:,.1f}", *trained, *rule))
-    head = ("", "10^9 parameters", "10^12 tokens", "for each parameter", "operations")
-    rule = ("20 for each: 10^12", "120 P^2", f"days of an H100 at {OF_PEAK:.0%}")
-    return Table((*head, *rule), rows, "<>>>>>>>")
+    head = ("", "10^9 parameters", "10^12 tokens", "tokens of a parameter", "operations")
+    rule = ("20 of a parameter: 10^12 tokens", "120 P^2", "days")
+    return Table((*head, f"days of an H100 at {OF_PEAK:.0%}", *rule), rows, "<>>>>>>>>")
+
+
+def _rounded(number: float) -> str:
+    return f"{float(f'{number:.3g}'):,.0f}"
 
 
 # The map ------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def splits(run) -> Table:
         waits = f"{row['exposed_ms'] / row['step_ms']:.0%}" if row["exposed_ms"] else "-"
         idle = f"{max(0, 1 - row['busy_ms'] / row['step_ms']):.0%}" if row["busy_ms"] else "-"
         rows.append((name, *speed, *map(bytes_text, sizes), waits, idle))
-    head = ("plan", "images/s", "MFU", "peak memory", "sends", "computed", "only messages", "idle")
+    head = ("plan", "images/s", "MFU", "peak memory", "sends", "by formula", "longest wait", "idle")
     return Table(head, rows, "<>>>>>>>")
 
 
