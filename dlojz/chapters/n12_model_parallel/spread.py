@@ -215,8 +215,11 @@ class Training:
                 torch.empty(images, sizes.tokens, width, dtype=dtype, device="meta")
                 for width in (ends[0] if first else sizes.width, ends[1] if last else sizes.width)
             )
-            place = self.own[-1], number, count, self.device, given, result, mesh.get_group()
-            stages.append(pipelining.PipelineStage(*place))
+            place = self.own[-1], number, count, self.device
+            # torch 2.15 sends no gradients for what needs none.
+            given.requires_grad_(not first), result.requires_grad_()
+            shapes = {"input_args": given, "output_args": result}
+            stages.append(pipelining.PipelineStage(*place, **shapes, group=mesh.get_group()))
         self.ends = rank == 0, rank == plan.stages - 1
         if plan.chunks > 1:
             return pipelining.ScheduleInterleaved1F1B(stages, plan.parts, entropy)
