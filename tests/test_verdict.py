@@ -139,6 +139,18 @@ def test_where_only_no_loss_is_asked_an_open_speed_passes_and_the_headline_says_
     assert told["parts"][FASTER] == "open"
 
 
+def test_of_a_prepared_file_the_next_line_names_its_part():
+    task = exercise.find("12_parallel")
+    found = [
+        Finding(part, "x", "x", False, "1", "2", hint)
+        for part, hint in (("by hand", "copy"), ("in a ring", "waited"))
+    ]
+    both = Verdict(task.step, found, task.hints, parts=task.parts)
+    assert "next: in a ring: A process waited" in repr(both)
+    assert "each part is judged alone" in both._repr_html_()
+    assert "next: A process waited" in repr(Verdict(task.step, found[1:], task.hints))
+
+
 def test_where_a_gain_is_asked_an_open_speed_has_not_passed_and_the_next_line_says_what_to_do():
     right = Finding(SAME, "images", "images", True, "1", "1")
     shown = stats.Comparison(1.26, 1.10, 1.45, 0.03, 12, stats.FASTER)

@@ -120,7 +120,7 @@ class Verdict:
                     lines.append(f"        {'' if _is_report(f) else 'expected: '}{f.expected}")
         lines += [f"  note: {text}" for text in self._all_notes]
         if self.hint_key:
-            lines.append(f"  next: {self.hints[self.hint_key].nudge}{self._then}")
+            lines.append(f"  next: {self._next}")
         return "\n".join(lines)
 
     @property
@@ -131,10 +131,18 @@ class Verdict:
         return (*self.notes, *map(str, self.cautions), *[more] * again)
 
     @property
-    def _then(self):
-        """Return a sentence on other rows with hints of their own, or ""."""
+    def _next(self):
+        """Return the first nudge, and a sentence on other rows with hints of their own.
+
+        The parts of a prepared file are judged alone, so there it names the part that it is about.
+        """
+        nudge = self.hints[self.hint_key].nudge
+        if len({f.part for f in self.failing}) > 1 and FASTER not in self.parts:
+            part = next(f.part for f in self.failing if f.hint == self.hint_key)
+            return f"{part}: {nudge} Then check again: each part is judged alone."
         others = {f.hint for f in self.failing} - {self.hint_key, None}
-        return " Then check again: the other rows marked ✗ may follow from this." if others else ""
+        then = " Then check again: the other rows marked ✗ may follow from this." if others else ""
+        return nudge + then
 
     @property
     def headline(self) -> str:
@@ -188,7 +196,7 @@ def _card(verdict):
     chip = f"color:{PAPER};background:{colour};padding:1px 8px;border-radius:8px"
     hint = ""
     if verdict.hint_key:
-        nudge = _code_html(verdict.hints[verdict.hint_key].nudge + verdict._then)
+        nudge = _code_html(verdict._next)
         hint = f"<div><b>Next:</b> {nudge} <i>More: <code>verdict.hint()</code></i></div>"
     parts = "".join(_part_html(verdict, name) for name in verdict.parts)
     notes = "".join(f"<div>Note: {_code_html(text)}</div>" for text in verdict._all_notes)
