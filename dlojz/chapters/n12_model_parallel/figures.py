@@ -110,7 +110,7 @@ def plot_schedules(run, parts: int = 8, axes=None):
             ax.set_xlim(0, 1.01 * longest)
         axes[-1].set_xlabel("ms")
         named = drawing.swatches(dict(KINDS.values()))
-        drawing.legend(axes[-1], 4, (1, -0.35), named, loc="upper right")
+        drawing.legend(axes[-1], 4, (1, -1.4 / len(cases[0]["actions"])), named, loc="upper right")
         drawing.entitle(axes[0], _finding(cases), _where(run))
     return axes
 
