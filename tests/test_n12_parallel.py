@@ -15,7 +15,7 @@ import torch.distributed as dist
 from programs import REPOSITORY, experiment_file
 
 from dlojz import course, idr_torch
-from dlojz.chapters.n12_model_parallel import job
+from dlojz.chapters.n12_model_parallel import eight, job
 from dlojz.chapters.n12_model_parallel.exercise import HAND, PLAN, RING, STAGES, WAYS
 from dlojz.check import check, judge
 from dlojz.check import exercise as exercises
@@ -515,6 +515,16 @@ def test_the_file_that_is_handed_out_has_lines_to_write_and_an_optional_part(log
     assert found.hint_key == "unwritten"
     assert re.search(r"line \d+: still to be written", repr(found))
     assert [found.part(way) for way in WAYS] == [*[State.FAILED] * 3, State.NOT_ASKED]
+
+
+def test_eight_ranks_hold_an_eighth_and_have_the_gradients_of_one_process():
+    rows = {name: cells for name, *cells in eight.eight_ranks("solutions/parallel.py").rows}
+    assert rows["up.weight"][:3] == ["Shard(0)", "[256, 64]", "[32, 64]"]
+    assert rows["down.weight"][:3] == ["Shard(1)", "[64, 256]", "[64, 32]"]
+    assert rows["mlp_norm.weight"][:3] == ["Replicate", "[64]", "[64]"]
+    assert max(float(away) for *_, away in rows.values()) < 1e-5
+    with pytest.raises(NotImplementedError):
+        eight.eight_ranks(course.prepared("12_parallel"))
 
 
 def test_only_the_paragraphs_of_the_trainee_are_prepared():

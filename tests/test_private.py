@@ -72,6 +72,8 @@ def test_a_name_that_is_gone_is_done_without_after_a_warning(name, arguments, in
         ("ignores_errors", ()),
         ("empty_compile_cache", ("/nowhere",)),
         ("default_store", ()),
+        ("local_tensors", (8,)),
+        ("of_rank", (torch.ones(1), 0)),
         ("flash", (torch.ones(1, 1, 1, 1),) * 3),
         ("flash_gradients", (torch.ones(1, 1, 1, 1),) * 7),
     ],
