@@ -517,6 +517,17 @@ def test_the_file_that_is_handed_out_has_lines_to_write_and_an_optional_part(log
     assert [found.part(way) for way in WAYS] == [*[State.FAILED] * 3, State.NOT_ASKED]
 
 
+def test_the_last_hint_shows_the_parts_that_failed(tmp_path):
+    mine = tmp_path / "parallel.py"
+    mine.write_text(SOLVED.replace("gradient.clone()", "2 * gradient").replace("scale + w", "w"))
+    assert "2 * gradient" in course.diff(mine, "12_parallel", {HAND})
+    assert "2 * gradient" not in course.diff(mine, "12_parallel", {RING})
+    both = course.diff(mine, "12_parallel", {HAND, RING})
+    assert both == course.diff(mine, "12_parallel")
+    mine.write_text(mine.read_text().replace("# 12a, by hand", "# mine"))
+    assert course.diff(mine, "12_parallel", {RING}) == course.diff(mine, "12_parallel")
+
+
 def test_eight_ranks_hold_an_eighth_and_have_the_gradients_of_one_process():
     rows = {name: cells for name, *cells in eight.eight_ranks("solutions/parallel.py").rows}
     assert rows["up.weight"][:3] == ["Shard(0)", "[256, 64]", "[32, 64]"]

@@ -81,9 +81,8 @@ class Verdict:
             return Advice(f"Hint 1 of 3. {hint.nudge} {AGAIN}")
         if self.rung == 2:
             return Advice(f"Hint 2 of 3. {hint.api} {AGAIN}", link=hint.link)
-        return Advice(
-            "Hint 3 of 3. What differs from the solution:", diff=diff(self.job, self.step)
-        )
+        text = "Hint 3 of 3. What differs from the solution:"
+        return Advice(text, diff=diff(self.job, self.step, {f.part for f in self.failing}))
 
     def _last_rung(self, name):
         with suppress(OSError, ValueError):

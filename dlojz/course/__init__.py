@@ -2,6 +2,8 @@
 
 import difflib
 import os
+import re
+from collections.abc import Collection
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -285,20 +287,21 @@ class Diff(str):
         return str(self) or "no difference"
 
 
-def diff(mine, step: str | int) -> Diff:
+def diff(mine, step: str | int, parts: Collection[str] = ()) -> Diff:
     """Return the differences between a job's trainer (or a file) and the solution of a step.
 
-    The differences of files that the solution imports follow.
+    The differences of files that the solution imports follow. parts: show those sections only
+    whose headings name one of them, if the file has such headings.
     """
     path = Path(getattr(mine, "directory", mine))
     path = path / "trainer.py" if path.is_dir() else path
-    found = _differences(path, solution(step))
+    found = _differences(path, solution(step), parts)
     for file in [] if step in COPIED else files_beside(step):
         found += _differences(path.with_name(file), _solved(file))
     return Diff("\n".join(found))
 
 
-def _differences(mine, theirs) -> list[str]:
+def _differences(mine, theirs, parts=()) -> list[str]:
     """Return the lines of a unified diff; `mine` may not exist yet."""
     lines = [
         read_small(file).decode(errors="replace").splitlines()
@@ -307,7 +310,26 @@ def _differences(mine, theirs) -> list[str]:
         for file in (mine, theirs)
     ]
     names = _relative(mine), _relative(theirs)
+    lines[1] = _with_my_others(*lines, parts)
     return [*difflib.unified_diff(*lines, *names, n=2, lineterm="")]
+
+
+def _with_my_others(mine, theirs, parts) -> list[str]:
+    """Return their lines, but mine in all sections whose headings name none of the parts."""
+    own, solved = map(_sections, (mine, theirs))
+    named = [heading for heading in own if any(part in heading for part in parts)]
+    if not named or own.keys() != solved.keys():
+        return theirs
+    return [line for at in own for line in (solved if at in named else own)[at]]
+
+
+def _sections(lines) -> dict[str, list[str]]:
+    """Return the lines of each section, by its heading, "# 12a, by hand ---"."""
+    found, heading = {}, ""
+    for line in lines:
+        heading = line if re.fullmatch(r"# .*---", line) else heading
+        found.setdefault(heading, []).append(line)
+    return found
 
 
 def _relative(path):
