@@ -147,7 +147,7 @@ def test_of_a_prepared_file_the_next_line_names_its_part():
     ]
     both = Verdict(task.step, found, task.hints, parts=task.parts)
     assert "next: in a ring: A process waited" in repr(both)
-    assert "each part is judged alone" in both._repr_html_()
+    assert "in a ring: A process waited" in both._repr_html_()
     assert "next: A process waited" in repr(Verdict(task.step, found[1:], task.hints))
 
 

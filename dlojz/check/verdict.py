@@ -133,12 +133,12 @@ class Verdict:
     def _next(self):
         """Return the first nudge, and a sentence on other rows with hints of their own.
 
-        The parts of a prepared file are judged alone, so there it names the part that it is about.
+        Of a prepared file, it names the part that it is about.
         """
         nudge = self.hints[self.hint_key].nudge
         if len({f.part for f in self.failing}) > 1 and FASTER not in self.parts:
             part = next(f.part for f in self.failing if f.hint == self.hint_key)
-            return f"{part}: {nudge} Then check again: each part is judged alone."
+            nudge = f"{part}: {nudge}"
         others = {f.hint for f in self.failing} - {self.hint_key, None}
         then = " Then check again: the other rows marked ✗ may follow from this." if others else ""
         return nudge + then

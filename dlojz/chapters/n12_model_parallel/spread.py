@@ -37,7 +37,7 @@ CALLED = {
 }
 BACKEND = re.compile(r"(gloo|nccl|xccl):(?!send|recv|coalesced)")
 STEP = "step of a plan"  # its name in the profiler's record
-UPDATED = 16  # weights at a time: no more gradients than theirs are in float32, too
+UPDATED = 16  # weights at a time: only their gradients have a copy in float32
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def measured(plan, sizes, device, args) -> dict:
     training = spread.Training(plan, sizes, device, dtype, args.compile)
     found = {"plan": vars(plan), "sizes": vars(sizes), "flops": sizes.flops()}
     losses = [training.step() for _ in range(2)]  # DDP makes its buckets again in the second one
-    gc.freeze()  # no more looking at what stays
+    gc.freeze()  # or collections in a timed step would look at all that stays
     found["losses"] = [loss.item() for loss in losses if loss is not None]
     found["step_ms"] = session.in_turn({"": training.step}, device, args.rounds)[""]
     found |= {"bytes": training.held(), "peak_bytes": training.peak_bytes()}
