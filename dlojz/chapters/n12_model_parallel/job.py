@@ -72,7 +72,11 @@ def examine(path):
 
 @contextmanager
 def joined(store, device, patience):
-    """Open a process group in which no process waits longer than this for another one."""
+    """Open a process group in which no process waits longer than this for another one.
+
+    It is not bound to a GPU (device_id): torch 2.11 then ends with a segmentation fault when a mesh
+    divides the second such group of a process.
+    """
     nccl = device.type == "cuda"
     if nccl:
         torch.cuda.set_device(device)
@@ -82,7 +86,6 @@ def joined(store, device, patience):
         rank=idr_torch.rank,
         world_size=idr_torch.size,
         timeout=timedelta(seconds=patience),
-        device_id=device if nccl else None,
     )
     distributed.keep_group()
     try:
