@@ -118,10 +118,8 @@ def process_group(device):
         device_id=device if on_gpu else None,
     )
     distributed.keep_group()
-    try:
-        yield
-    finally:
-        distributed.leave_group()
+    yield
+    distributed.leave_group()  # not after an error: NCCL would wait for the others, and they for us
 
 
 def seconds(call: Callable, device, times: int = 1, clock: Callable = time.perf_counter) -> float:
