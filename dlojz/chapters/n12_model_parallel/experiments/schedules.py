@@ -32,8 +32,8 @@ SCHEDULES = {  # each with the stages of a process
     "interleaved 1F1B": (pipelining.ScheduleInterleaved1F1B, 2),
     "zero bubble": (pipelining.ScheduleInterleavedZeroBubble, 2),
 }
-ON_GPU = {"layers": 16, "width": 2048, "tokens": 256, "batch_size": 4, "wait": 0.0}
-ON_CPU = {"layers": 8, "width": 32, "tokens": 8, "batch_size": 1, "wait": 6.0}
+ON_GPU = {"layers": 16, "width": 2048, "tokens": 256, "batch_size": 4, "wait": 0.0, "rounds": 5}
+ON_CPU = {"layers": 8, "width": 32, "tokens": 8, "batch_size": 1, "wait": 6.0, "rounds": 1}
 
 
 class Kept:
@@ -102,14 +102,23 @@ def stage(args, number, count, device) -> Stage:
 
 
 def timed(args, name, parts, device) -> list:
-    """Return the actions of this process in one step of a schedule, after a step to warm up."""
+    """Return the actions of this process in one step of a schedule: of some, the median one."""
     gc.collect()  # of an earlier schedule
     (make, own), rank, size = SCHEDULES[name], idr_torch.rank, idr_torch.size
     stages = [stage(args, n, own * size, device) for n in range(rank, own * size, size)]
     schedule = make(stages if own > 1 else stages[0], parts, functional.mse_loss)
     x = torch.randn(parts * args.batch_size, args.tokens, args.width, device=device)
     given, ends = [x] * (rank == 0), {"target": x} if rank == size - 1 else {}
-    schedule.step(*given, **ends)
+    step = partial(schedule.step, *given, **ends)
+    step()  # to warm up
+    rounds = [actions(step, stages, device) for _ in range(args.rounds)]
+    spans = torch.tensor([max(end for *_, end, _ in each) for each in rounds])
+    torch.distributed.all_reduce(spans, torch.distributed.ReduceOp.MAX)
+    return rounds[spans.argsort()[len(rounds) // 2]]
+
+
+def actions(step, stages, device) -> list:
+    """Return the actions of this process's stages in a step, in the order of their begins."""
     for each in stages:
         each.noted.clear()
     session.wait(device)
@@ -117,7 +126,7 @@ def timed(args, name, parts, device) -> list:
     origin, clock = now(device), time.perf_counter()  # all processes of a node have one clock
     first = torch.tensor([clock], dtype=torch.float64)
     torch.distributed.broadcast(first, 0)
-    schedule.step(*given, **ends)
+    step()
     session.wait(device)
 
     def ms(moment):
@@ -139,6 +148,7 @@ def main():
     add("-b", "--batch-size", type=positive, help="images of a part")
     add("--parts", type=positive, nargs="+", default=[4, 8, 16], help="parts of the images")
     add("--wait", type=float, help="ms of a block's forward pass, without a GPU")
+    add("--rounds", type=positive, help="steps, of which the median one is kept")
     parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()
     with session.begin(args, device) as (run, _):
