@@ -387,6 +387,7 @@ RECORDINGS = {
         "12-splits-x2": at("splits.py"),
         "12-divisions-x2": at("divisions.py"),
         "12-schedules-x4": f"{at('schedules.py')} --parts 4 8 16",
+        "12-ring-x4": at("ring.py"),
         "12-splits-x4": at("splits.py"),
         "12-predicted": f"{at('divisions.py')} --predict h100/12-divisions-x2",  # needs no GPU
         "12-map": at("choices.py"),  # nor does this, but ten minutes

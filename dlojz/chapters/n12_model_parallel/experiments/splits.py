@@ -82,7 +82,9 @@ def main():
 
 def parse_args(on_gpu):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    model, batch, precision = ("vit_2b", 112, "bf16") if on_gpu else ("small", 16, "fp32")
+    model, batch, precision = "small", 16, "fp32"
+    if on_gpu:
+        model, batch, precision = "vit_2b", 56 * idr_torch.size, "bf16"
     add = parser.add_argument
     add("--model", default=model, choices=("small", *models.LARGER))
     add("-b", "--batch-size", type=flags.at_least(1), default=batch, help="images of a step")
