@@ -6,6 +6,7 @@ whole model, in float32, and compares its own part.
 """
 
 import copy
+import faulthandler
 import json
 import math
 import os
@@ -88,10 +89,15 @@ def joined(store, device, patience):
         timeout=timedelta(seconds=patience),
     )
     distributed.keep_group()
+    if nccl:
+        # A first message makes NCCL's connections: no timeout ends that if a process is missing.
+        dist.all_reduce(torch.zeros(1, device=device))
+        faulthandler.dump_traceback_later(1.5 * patience, exit=True)  # for those made later
     try:
         yield
     finally:
         distributed.leave_group()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def tried(call, path) -> dict:
