@@ -32,7 +32,7 @@ SCHEDULES = {  # each with the stages of a process
     "interleaved 1F1B": (pipelining.ScheduleInterleaved1F1B, 2),
     "zero bubble": (pipelining.ScheduleInterleavedZeroBubble, 2),
 }
-ON_GPU = {"layers": 16, "width": 2048, "tokens": 256, "batch_size": 4, "wait": 0.0, "rounds": 5}
+ON_GPU = {"layers": 8, "width": 2048, "tokens": 256, "batch_size": 4, "wait": 0.0, "rounds": 5}
 ON_CPU = {"layers": 8, "width": 32, "tokens": 8, "batch_size": 1, "wait": 6.0, "rounds": 1}
 
 
