@@ -147,11 +147,14 @@ def test_plans_are_compared_by_speed_memory_and_messages():
     assert rows["TP"][-2:] == ("-", "-"), "a processor has no kernels to wait for"
 
 
-def test_hidden_messages_take_no_time():
-    case = {"ms": [12, 10, 15], "compute_ms": [10, 10, 10], "messages_ms": [4, 4, 4]}
-    assert [*n12.hidden(case)] == [0, 0.5, 1]
+def test_messages_stand_beside_the_work():
     axes = n12.plot_sequences(RING)
-    assert "one process with the whole" in title(axes)
+    cases = log.read(RING).cases.values()
+    ring = [case for case in cases if case["way"] == "ring"]
+    drawn = axes[1].lines[0].get_ydata()
+    told = [100 * np.median(np.divide(c["messages_ms"], c["compute_ms"])) for c in ring]
+    assert drawn == pytest.approx(told)
+    assert "as fast as the whole on one" in title(axes)
     assert n12.sequences(RING).rows[0][:2] == ("256", "whole")
 
 

@@ -2,4 +2,4 @@
 
 from dlojz.chapters import face
 
-__getattr__, __dir__ = face(__name__, "figures", "choosing_figures", "eight")
+__getattr__, __dir__ = face(__name__, "figures", "choosing_figures", "checked", "eight")

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from dlojz.figures import drawing, plans, report
 from dlojz.figures.report import PALETTE, SERIES, bytes_text
@@ -226,59 +226,51 @@ def _best(found):
     return text + f" sends {bytes_text(found[best]['expected_bytes'])} in a step"
 
 
-def hidden(case: Mapping) -> np.ndarray:
-    """Return the share of the messages' time that work hides: lowest, median, highest round."""
-    ms, work, messages = (np.array(case[what]) for what in ("ms", "compute_ms", "messages_ms"))
-    return np.quantile(np.clip(1 - (ms - work) / messages, 0, 1), (0, 0.5, 1))
-
-
 def sequences(run) -> Table:
     """Return a table of attention over long sequences: time, messages, and their results."""
     rows = []
     for case in drawing.of_experiment(run, "tokens", "ring.py").cases.values():
-        cells = ("",) * 5
+        cells = ("",) * 4
         if "messages_ms" in case:
             ms = [f"{statistics.median(case[w]):,.2f}" for w in ("compute_ms", "messages_ms")]
-            low, _, high = hidden(case)
-            cells = (*ms, f"{low:.0%} to {high:.0%}", bytes_text(case["sent_bytes"]))
-            cells = (*cells, f"{case['away']:.1e}")
+            cells = (*ms, bytes_text(case["sent_bytes"]), f"{case['away']:.1e}")
         ms = f"{statistics.median(case['ms']):,.2f}"
         rows.append((f"{case['tokens']:,}", case["way"], ms, *cells))
-    head = ("tokens", "way", "ms", "without messages", "messages alone", "hidden", "sends")
-    return Table((*head, "gradients away"), rows, "><>>>>>>")
+    head = ("tokens", "way", "ms", "without messages", "messages alone", "sends")
+    return Table((*head, "gradients away"), rows, "><>>>>>")
 
 
 def plot_sequences(run, axes=None):
-    """Draw attention's time by length, whole and divided, and the hidden share of messages."""
+    """Draw attention's time by length, whole and divided, and the messages beside the work."""
     run = drawing.of_experiment(run, "tokens", "ring.py")
     lengths = sorted({case["tokens"] for case in run.cases.values()})
     with drawing.axes(axes, (10.5, 4), "both", (1, 2)) as axes:
         for way, colour in WAYS.items():
             mine = [case for case in run.cases.values() if case["way"] == way]
-            drawn = {axes[0]: [np.quantile(case["ms"], (0, 0.5, 1)) for case in mine]}
+            drawn = {axes[0]: [case["ms"] for case in mine]}
             if way != "whole":
-                drawn[axes[1]] = [100 * hidden(case) for case in mine]
-            for ax, spans in drawn.items():
-                low, middle, high = np.transpose(spans)
+                drawn[axes[1]] = [
+                    100 * np.divide(case["messages_ms"], case["compute_ms"]) for case in mine
+                ]
+            for ax, rounds in drawn.items():
+                low, middle, high = np.quantile(rounds, (0, 0.5, 1), axis=1)
                 look = {"color": colour, "label": way, "marker": "o", "ms": 4, "capsize": 2}
                 x = [case["tokens"] for case in mine]
                 ax.errorbar(x, middle, [middle - low, high - middle], **look)
-        for ax in axes:
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(lengths, [f"{n:,}" for n in lengths])
-            ax.set_xlabel("tokens of a sequence")
-        axes[0].set(yscale="log", ylabel="ms, forward and backward")
-        axes[0].yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:,g}"))
-        axes[1].set(ylabel="messages hidden behind work (%)", ylim=(-4, 104))
+        labels = "ms, forward and backward", "messages, relative to the work (%)"
+        for ax, label in zip(axes, labels, strict=True):
+            ax.set(xscale="log", yscale="log", ylabel=label, xlabel="tokens of a sequence")
+            ax.xaxis.set_major_locator(FixedLocator(lengths))
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
+            ax.xaxis.set_minor_locator(FixedLocator([]))
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
         drawing.legend(axes[0], 3)
         here = {case["way"]: case for case in run.cases.values() if case["tokens"] == lengths[-1]}
         ms = {way: statistics.median(case["ms"]) for way, case in here.items()}
         times = [f"{way} {ms['whole'] / ms[way]:.2g}" for way in ("ring", "Ulysses")]
-        title = (
-            f"{lengths[-1]:,} tokens, {run.start['size']} processes: {' and '.join(times)} times"
-        )
+        title = f"{lengths[-1]:,} tokens on {run.start['size']} processes: {' and '.join(times)}"
         setting = f"{drawing.where(run)}; a bar spans all rounds"
-        drawing.entitle(axes[0], f"{title} as fast as one process with the whole", setting)
+        drawing.entitle(axes[0], f"{title} times as fast as the whole on one", setting)
     return axes
 
 
@@ -292,5 +284,5 @@ def errors(run) -> Table:
             off = predicted / measured - 1
             cells += [bytes_text(measured), bytes_text(predicted), f"{off:+.1%}"]
         rows.append((name, *cells))
-    head = ("plan", "peak", "predicted", "", "sends", "predicted", "")
+    head = ("plan", "peak memory", "predicted", "error", "sends", "predicted", "error")
     return Table(head, rows, "<>>>>>>")
