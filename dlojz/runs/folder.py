@@ -77,5 +77,5 @@ def _reference():
 
 
 def _what_is_there():
-    folders = {str(p.parent.relative_to(_reference())) for p in _reference().rglob("*.jsonl")}
-    return f"expected a name in one of the folders {', '.join(sorted(folders))}"
+    folders = sorted(path.name for path in _reference().iterdir() if path.is_dir())
+    return f"expected a name in one of the folders {', '.join(folders)}"
