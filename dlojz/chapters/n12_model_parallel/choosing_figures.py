@@ -129,7 +129,7 @@ def plot_map(run, axes=None):
     found = cells(run)
     keys = next(iter(found.values()))
     models, gpus = ([*dict.fromkeys(each)] for each in zip(*keys, strict=True))
-    size = (1.5 + 1.2 * len(gpus), 1.9 + 0.62 * len(models) * len(found))
+    size = (1.5 + 1.35 * len(gpus), 1.9 + 0.62 * len(models) * len(found))
     with drawing.axes(axes, size, shape=(len(found), 1), sharex=True) as axes:
         for ax, (network, of) in zip(np.ravel(axes), found.items(), strict=True):
             ax.grid(False)
