@@ -158,6 +158,13 @@ def test_data_makes_a_set_of_the_size_asked_for(course_folder, capsys, monkeypat
     assert capsys.readouterr().out.endswith("--data d (the default)\n")
 
 
+def test_data_draws_images_for_a_judge(course_folder, capsys):
+    words = "data d --judge 7 --classes 2 --val-images-per-class 2 --workers 1"
+    assert cli.main(words.split()) == 0
+    assert {file.parts[1] for file in Path("d").rglob("*.JPEG")} == {"val"}
+    assert capsys.readouterr().out == "d has 4 images in val/, and none to train on\n"
+
+
 SUBMIT = 'dlojz submit "dlojz/dlojz.py'
 USAGE = [  # what was typed, which usage is shown, and what is said
     ("submit dlojz/dlojz.py --test -b 4", "submit", f': {SUBMIT} --test -b 4"'),

@@ -60,6 +60,27 @@ def test_the_marker_says_what_the_folder_holds(small):
     assert json.loads((small / "dataset.json").read_text()) == expected
 
 
+def test_a_judge_draws_other_images_of_the_same_classes(small, tmp_path):
+    judged, again, other = (make(tmp_path / str(i), judge=seed) for i, seed in enumerate((5, 5, 6)))
+    usual, found = content(small), content(judged)
+    assert content(again) == found
+    assert usual.keys() == found.keys()
+    for name, image in found.items():
+        assert (image == usual[name]) == name.startswith("train/")
+        assert (image == content(other)[name]) == name.startswith("train/")
+    assert json.loads((judged / "dataset.json").read_text())["judge"] == 5
+
+
+def test_a_judges_images_are_not_mixed_with_others(small, tmp_path):
+    judged = make(tmp_path / "judged", judge=5, images_per_class=0)
+    with pytest.raises(DataError, match="judge's seed 5, but the judge's seed none was"):
+        make(judged)
+    with pytest.raises(DataError, match="judge's seed none, but the judge's seed 5 "):
+        make(small, judge=5)
+    with pytest.raises(DataError, match="Give --judge 0"):
+        make(tmp_path / "negative", judge=-1)
+
+
 def test_names_of_all_classes_are_distinct_sorted_and_of_9_characters():
     names = [draw.wnid(label) for label in range(draw.MAX_CLASSES)]
     assert names == sorted(set(names))

@@ -18,6 +18,12 @@ from dlojz.runs import memory, source
 from dlojz.table import harmless
 
 SIZES = ("classes", "images_per_class", "val_images_per_class")  # of a preset, as flags
+JUDGE = """\
+With --judge, the classes are those of --seed, and the images of val/ others than in any set so far:
+what was tuned on val/ is judged on them. train/ stays empty, unless --images-per-class is given.
+
+  dlojz data --judge 2026 judged      # choose the number afterwards, and tell it to nobody before
+"""
 
 
 def add(command):
@@ -25,13 +31,14 @@ def add(command):
     arg = command("doctor", _doctor)
     arg("--quick", action="store_true", help="do not measure the storage or import torch")
 
-    arg = command("data", _data)
+    arg = command("data", _data, JUDGE)
     arg("folder", help="folder to make, such as data")
     arg("--preset", choices=sorted(presets.PRESETS), help="sizes (default: this machine's)")
     arg("--classes", type=int, help="number of classes")
     arg("--images-per-class", type=int, help="images of each class in train/")
     arg("--val-images-per-class", type=int, help="images of each class in val/")
     arg("--seed", type=int, default=0)
+    arg("--judge", type=int, metavar="SEED", help="only val/, of images that nobody has seen")
     arg("--workers", type=int, help="processes (default: the CPUs of this one)")
 
     arg = command("worth", _worth)
@@ -59,7 +66,13 @@ def _data(args):
     preset = presets.choose(args.preset)
     asked = ((getattr(args, name), getattr(preset, name)) for name in SIZES)
     sizes = classes, train, val = [usual if size is None else size for size, usual in asked]
-    folder = images.generate(args.folder, *sizes, seed=args.seed, workers=args.workers)
+    if args.judge is not None and args.images_per_class is None:
+        sizes[1] = train = 0
+    more = {"workers": args.workers, "judge": args.judge}
+    folder = images.generate(args.folder, *sizes, seed=args.seed, **more)
+    if not train:
+        print(f"{folder} has {classes * val:,} images in val/, and none to train on")
+        return
     default = " (the default)" if folder.resolve() == course.data_folder().resolve() else ""
     flag = f"--data {shlex.quote(str(folder))}{default}"
     print(f"{folder} has {classes * (train + val):,} images: train on them with {flag}")

@@ -79,7 +79,8 @@ def _names(folder):
 
 def _call(root, wanted):
     """Return the command that makes `wanted`, ready to paste."""
-    flags = " ".join(f"{_flag(key)} {wanted[key]}" for key in (*COUNTS, "seed"))
+    keys = [key for key in (*COUNTS, "seed", "judge") if wanted.get(key) is not None]
+    flags = " ".join(f"{_flag(key)} {wanted[key]}" for key in keys)
     return f"dlojz data {flags} {shlex.quote(str(root))}"
 
 
@@ -95,6 +96,7 @@ def _read_marker(root):
         if held["made_by"] != MADE_BY:
             raise ValueError(held["made_by"])
         [int(held[key]) for key in ("format_version", "seed", *COUNTS)]
+        int(held.get("judge", 0))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -134,11 +136,13 @@ def _refuse_other_content(root, names):
 
 def _refuse_another_set(root, held, wanted):
     """Raise DataError if the folder's set would have to change: it can only go on or grow."""
-    for key, what in (("format_version", "format version"), ("seed", "seed")):
-        if held[key] != wanted[key]:
+    whats = {"format_version": "format version", "seed": "seed", "judge": "the judge's seed"}
+    for key, what in whats.items():
+        now, then = held.get(key, "none"), wanted.get(key, "none")
+        if now != then:
             raise DataError(
-                f"{root} holds images of {what} {held[key]}, but {what} {wanted[key]} was asked"
-                f" for, and the two cannot be mixed. Type `dlojz data` with a new folder"
+                f"{root} holds images of {what} {now}, but {what} {then} was asked for, and the two"
+                f" cannot be mixed. Type `dlojz data` with a new folder"
                 + (f", or {_call(root, held)}." if key == "seed" else ".")
             )
     for key in COUNTS:
@@ -157,7 +161,9 @@ def _check_arguments(wanted, workers):
         "images_per_class": (0, 10**9),
         "val_images_per_class": (0, MAX_VAL_IMAGES),
         "seed": (0, 2**32 - 1),
+        "judge": (0, 2**32 - 1),
     }
+    limits = {key: limit for key, limit in limits.items() if key in wanted}
     for key, (low, high) in limits.items():
         if not low <= wanted[key] <= high:
             raise DataError(
@@ -182,11 +188,11 @@ def _missing(root, wanted):
     return tasks
 
 
-def _make(root, seed, split, label, indices):
+def _make(root, seed, judge, split, label, indices):
     """Make a few images of one class, and return how many."""
     for index in indices:
         path = root / split / wnid(label) / image_name(split, label, index)
-        _write(path, jpeg(seed, split, label, index))
+        _write(path, jpeg(seed, split, label, index, judge))
     return len(indices)
 
 
@@ -219,15 +225,16 @@ def _start_worker():
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _run(root, seed, tasks, workers):
+def _run(root, seed, judge, tasks, workers):
     """Yield the number of images of each task, as it is done here or in `workers` processes."""
     if workers == 1:
         for task in tasks:
-            yield _make(root, seed, *task)
+            yield _make(root, seed, judge, *task)
         return
     with processes(workers) as pool:
-        for made in futures.as_completed([pool.submit(_make, root, seed, *t) for t in tasks]):
-            yield made.result()
+        made = [pool.submit(_make, root, seed, judge, *task) for task in tasks]
+        for done in futures.as_completed(made):
+            yield done.result()
 
 
 def _explain(error, root, again):
@@ -257,6 +264,7 @@ def generate(
     seed=0,
     workers=None,
     progress=True,
+    judge=None,
 ) -> pathlib.Path:
     """Make, finish or enlarge the image set in the folder `root`, and return the folder.
 
@@ -264,6 +272,8 @@ def generate(
     images_per_class, val_images_per_class: images of each class in `train` and in `val`.
     workers: processes; by default, one per CPU that this process may use; 1 means this process.
     progress: show a bar, in images per second.
+    judge: draw other images in `val`, of the same classes, by this seed: nobody has seen those, and
+        a training cannot have been tuned to them. `train` is as without it.
 
     Raises DataError if an argument is out of range, if the folder holds something else (another
     seed, a larger set, files from elsewhere), or if it cannot be written. An interrupted call
@@ -278,6 +288,7 @@ def generate(
         "images_per_class": operator.index(images_per_class),
         "val_images_per_class": operator.index(val_images_per_class),
     }
+    wanted |= {} if judge is None else {"judge": operator.index(judge)}
     _check_arguments(wanted, workers)
     try:
         _fill(root, wanted, workers, progress)
@@ -311,7 +322,8 @@ def _fill(root, wanted, workers, progress):
     total = sum(len(indices) for _, _, indices in tasks)
     if total:
         description = f"making images in {root.name}"
-        counts = _run(root, wanted["seed"], tasks, min(workers, len(tasks)))
+        seeds = wanted["seed"], wanted.get("judge")
+        counts = _run(root, *seeds, tasks, min(workers, len(tasks)))
         bar = tqdm(total=total, unit="image", desc=description, disable=not progress)
         with contextlib.closing(counts), bar:
             for count in counts:

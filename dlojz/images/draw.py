@@ -392,9 +392,16 @@ def _quality(picture, weight):
     return int(np.clip(round(100 - scale / 2), 40, 98))
 
 
-def jpeg(seed: int, split: str, label: int, index: int) -> bytes:
-    """Return the file of one image, a pure function of the arguments: baseline JPEG, 4:2:0."""
-    rng = np.random.default_rng([seed, SPLITS.index(split), label, index])
+def jpeg(seed: int, split: str, label: int, index: int, judge: int | None = None) -> bytes:
+    """Return the file of one image, a pure function of the arguments: baseline JPEG, 4:2:0.
+
+    judge: the seed of a judge's images, which replace those of "val"; None: the usual ones. The
+    classes depend on `seed` alone.
+    """
+    drawn = [seed, SPLITS.index(split), label, index]
+    if judge is not None and split == "val":
+        drawn = [seed, len(SPLITS), label, index, judge]
+    rng = np.random.default_rng(drawn)
     width, height = _size(rng)
     # Drawn on at most 64 000 pixels, then enlarged: fine detail in a photo is mostly grain.
     shrink = min(1.0, math.sqrt(64_000 / (width * height)))
