@@ -265,6 +265,8 @@ def _on_a_processor():
     for name, how in {"splits": "", "ring": "", "divisions": " --batches 4 32"}.items():
         yield f"12-cpu-{name}-x2", f"{at(f'{name}.py')}{how}"
     yield "12-cpu-predicted", f"{at('divisions.py')} --predict cpu/12-cpu-divisions-x2"
+    yield "13-cpu-studies-x2", at("studies.py")
+    yield "13-cpu-transfer", at("transfer.py")
 
 
 def _solution(step):
@@ -391,6 +393,10 @@ RECORDINGS = {
         "12-splits-x4": at("splits.py"),
         "12-predicted": f"{at('divisions.py')} --predict h100/12-divisions-x2",  # needs no GPU
         "12-map": at("choices.py"),  # nor does this, but ten minutes
+    },
+    "13": {  # their sizes suit the device
+        "13-studies": f"{at('studies.py')} --minutes 6",
+        "13-transfer": at("transfer.py"),
     },
     "cpu": dict(_on_a_processor()),
 }
