@@ -44,6 +44,7 @@ PREPARED = {
     "04_slow": "slow.py",
     "09_repair": "repair.py",
     "12_parallel": "parallel.py",
+    "13_search": "search.py",
 }
 # One without a verdict: a figure shows whether it is right.
 COPIED = {**PREPARED, "06_batchnorm": "batchnorm.py"}
@@ -55,6 +56,7 @@ CHAPTERS = {
     "06_batchnorm": "n06b_scaling",
     "09_repair": "n09_repair",
     "12_parallel": "n12_model_parallel",
+    "13_search": "n13_search",
 }
 # A step's second file, which trainees write beside their trainer. It imports it by its path.
 BESIDE = {"08_large_batch": "optimizers.py", "10_kernels": "kernels.py"}

@@ -27,10 +27,12 @@ class Now:
     processes: int = 1
 
 
-def follow(job, every_s: float = 0.2) -> Iterator[Now]:
-    """Yield the progress of a job until it has ended; each line of its log is read once."""
-    file, partial, now = events_file(job.directory), b"", Now(str(job.state))
-    position = 0
+def events(job, every_s: float = 0.2) -> Iterator[tuple]:
+    """Yield the state of a job and the new events in its log, until it has ended.
+
+    Each line of the log is read once.
+    """
+    file, partial, position = events_file(job.directory), b"", 0
     while True:
         state = job.state
         chunk = b""
@@ -40,14 +42,27 @@ def follow(job, every_s: float = 0.2) -> Iterator[Now]:
             position = stream.tell()
         lines = (partial + chunk).split(b"\n")
         partial = lines.pop()[-SMALL:]  # a torn line, still being written
+        found = []
         for line in lines:
             with suppress(*MALFORMED):  # torn when the run was killed; `read` reports it
-                now = _after(now, json.loads(line))
-        now = replace(now, state=str(state))
-        yield now
-        if state.final and len(chunk) < SMALL:
+                event = json.loads(line)
+                found += [event] if isinstance(event, dict) and "event" in event else []
+        ended = state.final and len(chunk) < SMALL
+        yield state, found
+        if ended:
             return
         time.sleep(every_s)
+
+
+def follow(job, every_s: float = 0.2) -> Iterator[Now]:
+    """Yield the progress of a job until it has ended."""
+    now = Now(str(job.state))
+    for state, found in events(job, every_s):
+        for event in found:
+            with suppress(*MALFORMED):
+                now = _after(now, event)
+        now = replace(now, state=str(state))
+        yield now
 
 
 class Bar:
