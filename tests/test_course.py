@@ -272,6 +272,7 @@ MAY_IMPORT = {
     "check": {"course", "images", "launch", "machine", "runs", "table"},
     "classroom": {"course", "figures", "launch", "machine", "runs", "table"},
     "widgets": {"classroom", "course", "figures", "launch", "runs", "table"},
+    "race": {"course", "figures", "images", "launch", "machine", "runs", "table", "training"},
 }
 OF_A_CHAPTER = ("exercise", "figures", "job")
 MAY_IMPORT["chapters"] = {*MAY_IMPORT} - {"__init__", "classroom", "dlojz"}
@@ -356,7 +357,7 @@ def needs_torch(name):
     programs = r"job|blocks|dynamo|measuring|operations|transformers|trainings|counting|timing"
     programs += r"|in_pytorch|in_triton|bits|vit|spread|choosing|eight|checked|curves|experiments\.\w+"
     job = re.fullmatch(rf"dlojz\.chapters\.(session|harness|resident|\w+\.({programs}))", name)
-    return job or name.startswith(WITH_TORCH)
+    return job or name == "dlojz.race.judging" or name.startswith(WITH_TORCH)
 
 
 def test_only_what_a_job_runs_imports_torch_as_it_is_loaded():

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 
 from dlojz import launch
-from dlojz.cli import classes, course, jobs, tools
+from dlojz.cli import classes, course, jobs, race, tools
 from dlojz.course import STARTER
 from dlojz.table import harmless
 
@@ -33,6 +33,7 @@ COMMANDS = {  # in the order of the help
     "syllabus": "the course in one, two or four days: a timetable",
     "restore": "put a saved trainer back; the present one is saved first",
     "update": "bring the course up to date; what you changed stays yours",
+    "race": "best accuracy in a budget: enter a trainer, run it again, the board",
     "share": "show the class board how far you are; off by default",
     "class": "instructors: where the class is, what fails, who waits",
 }
@@ -143,6 +144,7 @@ def _parser():
 
     for module in (jobs, course, classes, tools):
         module.add(command)
+    race.add(commands.choices["race"])
     for sub in (commands.choices[name] for name in AS_JSON):
         sub.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser, commands.choices

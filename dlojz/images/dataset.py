@@ -81,7 +81,7 @@ def _call(root, wanted):
     """Return the command that makes `wanted`, ready to paste."""
     keys = [key for key in (*COUNTS, "seed", "judge") if wanted.get(key) is not None]
     flags = " ".join(f"{_flag(key)} {wanted[key]}" for key in keys)
-    return f"dlojz data {flags} {shlex.quote(str(root))}"
+    return " ".join(filter(None, ["dlojz data", flags, shlex.quote(str(root))]))
 
 
 def _flag(key):
@@ -115,6 +115,19 @@ def unfinished(root) -> str | None:
     except (DataError, OSError):  # a file of another origin that has the same name
         return None
     return None if held is None or held.get("complete") else _call(root, held)
+
+
+def about(root) -> dict:
+    """Return what the set in a folder holds: its seed and counts. Raise DataError if it is none."""
+    root = pathlib.Path(root)
+    if (held := _read_marker(root)) is None:
+        raise DataError(
+            f"{root} holds no set of `dlojz data` (no {MARKER}). Type {_call(root, {})}, or give"
+            f" the folder of such a set."
+        )
+    if not held.get("complete"):
+        raise DataError(f"{root} is not finished. Type {_call(root, held)}.")
+    return held
 
 
 def _write_marker(root, wanted, complete):

@@ -1,0 +1,33 @@
+"""The race: the best accuracy within a budget of seconds and of joules, judged by running it again.
+
+    from dlojz import race
+    mine = race.new("races/mine", seconds=20)
+    race.enter(mine, "starter", "dlojz/dlojz.py --model resnet18 --image-size 64 -e 3")
+    race.run(mine)                      # rounds, until no entry waits
+    race.board(mine)
+
+A race is a folder: `race.toml` (the rules), `entries/` (snapshots) and `results.jsonl`, to which an
+organiser only appends. docs/race.md has the rules for people.
+"""
+
+from dlojz.race.entries import Entry, Race, RaceError, enter, entries, new, open_race
+from dlojz.race.leaderboard import board, diff, plot_board, plot_margins
+from dlojz.race.organiser import run
+from dlojz.race.ranking import Standing, standings
+
+__all__ = [
+    "Entry",
+    "Race",
+    "RaceError",
+    "Standing",
+    "board",
+    "diff",
+    "enter",
+    "entries",
+    "new",
+    "open_race",
+    "plot_board",
+    "plot_margins",
+    "run",
+    "standings",
+]
