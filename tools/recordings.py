@@ -265,7 +265,7 @@ def _on_a_processor():
     for name, how in {"splits": "", "ring": "", "divisions": " --batches 4 32"}.items():
         yield f"12-cpu-{name}-x2", f"{at(f'{name}.py')}{how}"
     yield "12-cpu-predicted", f"{at('divisions.py')} --predict cpu/12-cpu-divisions-x2"
-    yield "13-cpu-studies-x2", at("studies.py")
+    yield "13-cpu-studies", at("studies.py")
     yield "13-cpu-transfer", at("transfer.py")
 
 
