@@ -17,6 +17,8 @@ PREDICTABLE = {
     "data_share": ("of the step", lambda s: s.shares.get("data")),
     "idle_share": ("of the step", lambda s: None),  # of a pipeline's processes: `score_value`
     "ratio": ("times", lambda s: None),  # of two runs, so in no summary: see `score_gain`
+    "rate": ("", lambda s: None),  # the best of a search: `score_value`
+    "points": ("percentage points", lambda s: None),
     "gain_percent": ("%", lambda s: None),  # where a ratio is close to 1: see `score_value`
 }
 
