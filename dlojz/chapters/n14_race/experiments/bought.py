@@ -3,30 +3,33 @@
 Submitted by a notebook: submit("dlojz/chapters/n14_race/experiments/bought.py").
 
 Each rung is a trainer of the course with its flags, run as a process of its own. The clock runs
-from the start of the process to its end, with imports and compilation, whose cache is empty. A
-pilot of two epochs says how many epochs fit in the budget; trainings of that length follow, with
-other seeds, in turn: rung by rung, seed by seed. One that takes too long is repeated, one epoch
-shorter. Sizes and rungs suit the device.
+from the process's start to its end, with imports and compilation, whose cache is empty. A pilot of
+two epochs says how many fit in the budget. Trainings of that length follow, with other seeds, in
+turn: rung by rung, seed by seed. One that takes too long is repeated, an epoch shorter. The saved
+weights are judged on images of their own. Sizes and rungs suit the device.
 """
 
 import argparse
 import math
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from tqdm import tqdm
 
 from dlojz import course, idr_torch, images
 from dlojz.chapters import session
-from dlojz.machine import meters
+from dlojz.machine import cpus, meters
 from dlojz.runs import derived, log
 from dlojz.runs.folder import events_file
+from dlojz.training import data, imports, models, shards
 
 RUNGS = {  # title: the trainer's step, and its flags
     "00 starter": ("00", ""),
@@ -34,41 +37,51 @@ RUNGS = {  # title: the trainer's step, and its flags
     "02 AMP": ("02", "--precision bf16"),
     "03 channels_last": ("03", "--precision bf16"),
     "05 loader": ("05", "--precision bf16"),
-    "06 DDP, one process": ("06", "--precision bf16"),
+    "06 one process": ("06", "--precision bf16"),
     "09 compile": ("09", "--precision bf16 --compile default"),
+    "05, validated once": ("05", "--precision bf16"),
 }
-ON_GPU = {"rungs": [*RUNGS], "model": "resnet50", "image_size": 128, "batch_size": 64}
-ON_GPU |= {"classes": 24, "images_per_class": 100, "val_per_class": 20}
-ON_GPU |= {"lr": 0.1, "seconds": 15.0, "seeds": 3}
-# A processor takes its own precision: fp32. There 01 and 02 change nothing.
-ON_CPU = {"rungs": ["00 starter", "03 channels_last", "05 loader"]}
-ON_CPU |= {"model": "resnet18", "image_size": 32, "batch_size": 16}
-ON_CPU |= {"classes": 4, "images_per_class": 40, "val_per_class": 25}
-ON_CPU |= {"lr": 0.02, "seconds": 10.0, "seeds": 1}
-PILOT = 2  # epochs
+LAST = "epoch + 1 == args.epochs"
+EDITED = {  # of a trainer: texts, and what they become
+    "05, validated once": {
+        "device, args)\n        chrono.idle()": f"device, args) if {LAST} else train\n"
+        "        chrono.idle()",
+        "if args.checkpoint:\n            save(": f"if {LAST}:\n            save(",
+    },
+}
+SIZES = {  # of --help, with the defaults on a GPU and on a processor
+    "model": ("a classifier of torchvision", "resnet50", "resnet18"),
+    "image-size": ("pixels", 128, 24),
+    "batch-size": ("images", 64, 32),
+    "lr": ("the highest learning rate", 0.1, 0.02),
+    "num-workers": ("at most one per CPU", 16, 2),
+    "classes": ("classes of the images, which are drawn first", 24, 4),
+    "images-per-class": ("images of each class to train on", 100, 60),
+    "val-per-class": ("images of each class to validate on, within the budget", 20, 25),
+    "judged": ("images of each class that judge, after the clock has stopped", 50, 100),
+    "seconds": ("budget of a training, from its process's start to its end", 15.0, 10.0),
+    "seeds": ("trainings of each rung", 3, 1),
+}
+ON_CPU = ("00 starter", "05 loader", "05, validated once")  # there 01 and 02 change nothing
+PILOT = 3  # epochs, the second of which is timed
 MOST = 4  # budgets: a pilot that takes longer is ended
 SPARE = 0.02  # of the budget, so that few trainings have to be repeated
 IDLE_S = 2.0
 TICK_S = 0.01  # between two looks at a log
+JUDGE = 2026  # seed of the images that judge
 
 
 def flags_of(device) -> argparse.ArgumentParser:
     """Return the flags, with defaults that suit the device."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sizes = ON_GPU if device.type == "cuda" else ON_CPU
-    add = parser.add_argument
-    add("--rungs", nargs="+", choices=[*RUNGS], metavar="RUNG", help=f"of {', '.join(RUNGS)}")
-    add("--seconds", type=float, help="budget of a training, from its process's start to its end")
-    add("--seeds", type=int, help="trainings of each rung")
-    add("--model", help="a classifier of torchvision")
-    add("--image-size", type=int, help="pixels")
-    add("-b", "--batch-size", type=int, help="images")
-    add("--lr", type=float, help="the highest learning rate")
-    add("--classes", type=int, help="classes of the images, which are drawn first")
-    add("--images-per-class", type=int, help="images of each class to train on")
-    add("--val-per-class", type=int, help="images of each class to validate on")
-    add("--num-workers", type=int, default=16, help="at most one per CPU")
-    parser.set_defaults(**sizes)
+    parser, gpu = (
+        argparse.ArgumentParser(description=__doc__.splitlines()[0]),
+        device.type == "cuda",
+    )
+    for name, (help, on_gpu, on_cpu) in SIZES.items():
+        default = on_gpu if gpu else on_cpu
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=help)
+    rungs = {"choices": [*RUNGS], "default": [*RUNGS] if gpu else ON_CPU, "metavar": "RUNG"}
+    parser.add_argument("--rungs", nargs="+", help=f"some of {', '.join(RUNGS)}", **rungs)
     return parser
 
 
@@ -76,19 +89,18 @@ def main():
     device = idr_torch.device()
     args = flags_of(device).parse_args()
     with session.begin(args, device) as (run, _), tempfile.TemporaryDirectory() as folder:
-        counts = args.classes, args.images_per_class, args.val_per_class
-        data = images.generate(Path(folder) / "data", *counts)
-        idle = _idle(device)
-        if idle is not None:
-            run.measure("idle", idle, "W")
-        race(run, Track(args, data, Path(folder), device))
+        folder, sizes = Path(folder), (args.images_per_class, args.val_per_class)
+        images.generate(folder / "data", args.classes, *sizes)
+        images.generate(folder / "judge", args.classes, 0, args.judged, judge=JUDGE)
+        if (watts := idle(device)) is not None:
+            run.measure("idle", watts, "W")
+        race(run, Track(args, folder, device, judges(args, folder / "judge")))
 
 
 def race(run, track):
     """Find the epochs of each rung, and train with each seed."""
     args, epochs = track.args, {}
-    total = len(args.rungs) * (1 + args.seeds)
-    with tqdm(total=total, unit="run") as bar:
+    with tqdm(total=len(args.rungs) * (1 + args.seeds), unit="run") as bar:
         for rung in args.rungs:
             found = track.run(rung, PILOT, 0, MOST * args.seconds)
             epochs[rung] = fitting(found, args.seconds)
@@ -96,13 +108,11 @@ def race(run, track):
             bar.update()
         for seed in range(args.seeds):
             for rung in args.rungs:
-                bar.set_postfix_str(rung)
                 while epochs[rung]:
                     found = track.run(rung, epochs[rung], seed, 2 * args.seconds)
-                    fits = found["seconds"] <= args.seconds
-                    phase = "training" if fits else "too long"
-                    run.case(f"{rung}, seed {seed}, {phase}", phase=phase, **found)
-                    if fits:
+                    phase = "training" if found["seconds"] <= args.seconds else "too long"
+                    run.case(f"{rung}, seed {seed}, {epochs[rung]} epochs", phase=phase, **found)
+                    if phase == "training":
                         break
                     epochs[rung] -= 1
                 bar.update()
@@ -110,7 +120,7 @@ def race(run, track):
 
 def fitting(pilot, budget: float) -> int:
     """Return the epochs that fit in a budget of seconds, by a pilot; 0 for one that was ended."""
-    if pilot["epoch_s"] is None:
+    if "epoch_s" not in pilot:
         return 0
     left = budget * (1 - SPARE) - pilot["seconds"]
     return max(0, PILOT + math.floor(left / pilot["epoch_s"]))
@@ -121,9 +131,9 @@ class Track:
     """The task, and where it is run."""
 
     args: argparse.Namespace
-    data: Path
     folder: Path
     device: torch.device
+    judges: list
 
     def run(self, rung: str, epochs: int, seed: int, most_s: float) -> dict:
         """Train as a process of its own, ended after most_s; return its seconds and results.
@@ -131,94 +141,112 @@ class Track:
         joules: of the GPU, from the process's start to its end; absent without a sensor.
         """
         with tempfile.TemporaryDirectory(dir=self.folder) as place:
-            place = Path(place)
-            caches = {"DLOJZ_RUN": place / "run", "TORCHINDUCTOR_CACHE_DIR": place / "cache"}
-            caches |= {"TRITON_CACHE_DIR": place / "triton"}
-            own = os.environ | {name: str(path) for name, path in caches.items()}
-            sensors = meters.Sensors(self.device)
-            with (place / "errors").open("w") as errors:
-                command = self.command(rung, epochs, seed)
-                quiet = {"stdout": subprocess.DEVNULL, "stderr": errors}
-                begin = time.perf_counter()
-                process = subprocess.Popen(command, env=own, **quiet)
-                moments = followed(process, events_file(place / "run"), begin, most_s)
+            folder, cache = Path(place, "run"), Path(place, "cache")
+            own = {"DLOJZ_RUN": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+            command, sensors = self.command(rung, epochs, seed), meters.Sensors(self.device)
+            begin = time.perf_counter()
+            process = subprocess.Popen(command, env=os.environ | own, stdout=subprocess.DEVNULL)
+            moments = followed(process, events_file(folder), begin, most_s)
             about = {"rung": rung, "epochs": epochs, "seed": seed, "seconds": moments["end"]}
             energy = sensors.window().get("energy_j")
             about |= {} if energy is None else {"joules": energy}
-            if process.returncode > 0:
-                sys.exit(f"{rung}: {(place / 'errors').read_text()[-2000:]}")
-            return about | results(place / "run", moments)
+            if process.returncode > 0:  # its error is in this job's stderr
+                sys.exit(f"{rung} ended with {process.returncode}: {shlex.join(command)}")
+            if process.returncode < 0:
+                return about
+            return about | parts(log.read(folder), moments) | self.judged(folder)
 
     def command(self, rung, epochs, seed) -> list[str]:
         """Return the command of a training."""
-        args, (step, flags) = self.args, RUNGS[rung]
-        words = [sys.executable, str(course.solution(step)), "--data", str(self.data)]
-        names = ("model", "image_size", "batch_size", "lr", "num_workers")
-        for name in names:
-            words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+        flags = RUNGS[rung][1]
+        words = [str(trainer(rung, self.folder)), "--data", str(self.folder / "data")]
+        for name in [*SIZES][:5]:
+            words += [f"--{name}", str(getattr(self.args, name.replace("-", "_")))]
         precise = flags if self.device.type == "cuda" else flags.replace("bf16", "fp32")
-        return [*words, "-e", str(epochs), "--seed", str(seed), *precise.split()]
+        words += ["-e", str(epochs), "--seed", str(seed), *precise.split()]
+        return [sys.executable, *words]
+
+    @torch.no_grad()
+    def judged(self, folder) -> dict:
+        """Return the accuracy of the saved weights."""
+        args, right, total = self.args, 0, 0
+        model = models.build(args.model, args.classes, args.image_size)
+        model.load_state_dict(shards.tensors(folder / "checkpoint.pt")["model"])
+        model = model.to(self.device).eval()
+        for batch, labels in self.judges:
+            named = model(data.normalize(batch.to(self.device))).argmax(1).cpu()
+            right, total = right + (named == labels).sum().item(), total + len(labels)
+        return {"accuracy": right / total}
+
+
+def judges(args, folder) -> list:
+    """Return the batches that judge, as the trainer validates: images and labels."""
+    solved = imports.from_file(course.solution("05"), "solution_05")
+    given = SimpleNamespace(data=str(folder), seed=0, image_size=args.image_size)
+    found = data.open_set(given, "val", solved.decode, solved.build_transforms(given)[1])
+    order = torch.utils.data.DistributedSampler(found, 1, 0, shuffle=False)
+    how = {"collate_fn": found.collate, "num_workers": min(args.num_workers, cpus.count())}
+    return [*torch.utils.data.DataLoader(found, batch_sampler=data.Batches(order, 64), **how)]
+
+
+def trainer(rung: str, folder: Path) -> Path:
+    """Return the trainer of a rung; an edited one is written to this folder."""
+    own = course.solution(RUNGS[rung][0])
+    text = own.read_text()
+    for old, new in EDITED.get(rung, {}).items():
+        if text.count(old) != 1:
+            sys.exit(f"{own}: expected once: {old!r}")
+        text = text.replace(old, new)
+    if rung in EDITED:
+        own = folder / own.name
+        own.write_text(text)
+    return own
 
 
 def followed(process, file: Path, begin: float, most_s: float) -> dict:
-    """Return the seconds at which the first lines of each kind came, and the end of the process.
+    """Return the seconds at which the lines of a log came, and at which the process ended.
 
     epochs: of each epoch's line.
     """
     moments, size = {"epochs": []}, 0
-    while process.poll() is None:
-        now = time.perf_counter() - begin
-        if now > most_s:
-            process.kill()
-            process.wait()
-            break
+    while process.poll() is None and (now := time.perf_counter() - begin) < most_s:
         if file.exists() and file.stat().st_size > size:
-            with file.open("rb") as lines:
-                lines.seek(size)
-                new = lines.read()
+            new = file.read_bytes()[size:]
             size += len(new)
             for event in ("start", "setup"):
-                if f'{{"event": "{event}"'.encode() in new:
-                    moments.setdefault(event, now)
+                if b'{"event": "%s"' % event.encode() in new:
+                    moments[event] = now
             moments["epochs"] += [now] * new.count(b'{"event": "epoch"')
         time.sleep(TICK_S)
-    return moments | {"end": time.perf_counter() - begin, "killed": process.returncode < 0}
+    process.kill()  # unless it has ended
+    process.wait()
+    return moments | {"end": time.perf_counter() - begin}
 
 
-def results(folder: Path, moments) -> dict:
-    """Return the accuracy of a training, and the parts of its seconds; None for one cut short."""
-    if moments["killed"] or not moments["epochs"]:
-        return {"accuracy": None, "epoch_s": None, "parts": None}
-    run = log.read(folder)
-    ends = moments["epochs"]
-    compiling = derived.compile_seconds(run)
+def parts(run: log.Run, moments) -> dict:
+    """Return the parts of a training's seconds, and the seconds of its second epoch."""
+    ends, compiling = moments["epochs"], derived.compile_seconds(run)
     training = sum(map(sum, run.steps.host_ms.values())) / 1000
     waiting = sum(run.steps.host_ms["data"]) / 1000
     validating = sum(event["seconds"] for event in run.validations)
-    between = ends[-1] - moments["setup"]
-    parts = {
+    found = {
         "imports": moments["start"],
         "data and model": moments["setup"] - moments["start"],
         "compiling": compiling,
         "waiting for images": waiting,
         "training": max(0.0, training - waiting - compiling),
         "validation": validating,
-        "saving": max(0.0, between - training - validating),
+        "saving": max(0.0, ends[-1] - moments["setup"] - training - validating),
         "ending": moments["end"] - ends[-1],
     }
-    return {
-        "accuracy": run.epochs[-1]["val_accuracy"],
-        "epoch_s": ends[-1] - ends[-2] if len(ends) > 1 else None,
-        "parts": parts,
-    }
+    return {"parts": found} | ({"epoch_s": ends[1] - ends[0]} if len(ends) > 1 else {})
 
 
-def _idle(device):
+def idle(device) -> float | None:
     """Return the power of the idle GPU in watts; None without a sensor."""
     session.wait(device)
     sensors = meters.Sensors(device)
-    if device.type == "cuda":
-        time.sleep(IDLE_S)
+    time.sleep(IDLE_S)
     energy = sensors.window().get("energy_j")
     return None if energy is None else energy / IDLE_S
 
