@@ -33,10 +33,11 @@ def objective(trial):
     worker.submit(trial, "--lr 0.1 --wd 1e-4") submits the trainer with these flags, and returns the
     job. worker.epochs(job) yields (epoch, accuracy) as soon as an epoch has ended.
     """
-    # 13a: suggest --lr and --wd, submit, report each epoch, prune: cancel the job
+    # 13a: suggest --lr, --mom and --wd, submit, report each epoch, prune: cancel the job
     lr = trial.suggest_float("lr", 1e-3, 1, log=True)
+    mom = trial.suggest_float("mom", 0.5, 0.99)
     wd = trial.suggest_float("wd", 1e-5, 1e-2, log=True)
-    job = worker.submit(trial, f"--lr {lr} --wd {wd}")
+    job = worker.submit(trial, f"--lr {lr} --mom {mom} --wd {wd}")
     for epoch, accuracy in worker.epochs(job):
         trial.report(accuracy, epoch)
         if trial.should_prune():
@@ -51,8 +52,8 @@ def again(best, data):
     data: a folder of images for --data, whose validation images no trial has seen.
     """
     # 13b: its parameters, these images, and seeds that no trial had
-    flags = f"--lr {best.params['lr']} --wd {best.params['wd']} --data {data}"
-    return [f"{flags} --seed {seed}" for seed in (1, 2, 3)]
+    flags = " ".join(f"--{name} {value}" for name, value in best.params.items())
+    return [f"{flags} --data {data} --seed {seed}" for seed in (1, 2, 3)]
 
 
 if __name__ == "__main__":

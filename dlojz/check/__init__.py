@@ -29,7 +29,7 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
 
     step: of the chain, or a prepared exercise such as "09_repair", which needs no further runs.
     job: a Job or its number, or a sweep, of which the last counts; by default the last one that
-        was submitted.
+        was submitted. For "13_search" a study, or its name.
     pairs: runs before and after; by default 6 where a bar asks for a gain, else none. If 6 leave
     only the gain undecided, 6 more are run, once. The next check measures a speed that did not
     pass again.
@@ -40,7 +40,8 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     if pairs is not None and pairs < 1:
         raise ValueError(f"pairs={pairs}: expected at least 1, or None for the usual number")
     if step in course.PREPARED:
-        return _repaired(exercises.find(step), plan.ended(job))
+        exercise = exercises.find(step)
+        return _repaired(exercise, (exercise.find or plan.ended)(job))
     exercise = exercises.find(course.step(step))
     job = plan.job_of(job)
     started = time.monotonic()

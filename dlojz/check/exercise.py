@@ -200,6 +200,8 @@ class Prepared:
     findings: Callable[[dict[str, dict]], list[Finding]]  # from the cases that its job logs
     last: str  # of these cases
     read: Callable[[Path], dict[str, dict]] = lambda folder: log.read(folder).cases
+    # Return what is judged in place of one job, such as a study, with the members of a Job.
+    find: Callable[[object], object] | None = None
 
     @cached_property
     def hints(self) -> dict[str, Hint]:

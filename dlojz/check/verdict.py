@@ -152,7 +152,7 @@ class Verdict:
 
     @property
     def _whose(self):
-        return f" (job {self.job.id})" if self.job else ""
+        return f" ({self.job.kind} {self.job.id})" if self.job else ""
 
     def _head(self, part):
         """Return the heading of a part: its sign, its name, and a remark if nothing was asked."""

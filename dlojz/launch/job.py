@@ -50,6 +50,8 @@ class Job:
 
     directory: Path
 
+    kind = "job"
+
     @property
     def id(self) -> str:
         return self.directory.name

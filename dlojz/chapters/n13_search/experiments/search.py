@@ -33,7 +33,7 @@ def objective(trial):
     worker.submit(trial, "--lr 0.1 --wd 1e-4") submits the trainer with these flags, and returns the
     job. worker.epochs(job) yields (epoch, accuracy) as soon as an epoch has ended.
     """
-    # TODO 13a: suggest --lr and --wd, submit, report each epoch, prune: cancel the job
+    # TODO 13a: suggest --lr, --mom and --wd, submit, report each epoch, prune: cancel the job
     raise NotImplementedError
 
 
