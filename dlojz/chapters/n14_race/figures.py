@@ -188,7 +188,8 @@ def plot_epochs(run, axes=None):
         axes[0].axvline(_budget(run), color=PALETTE["failure"], ls="--", lw=1)
         axes[0].set(xlabel="budget (s), from start to end", ylabel="epochs, by the pilots")
         axes[1].set(xlabel="epochs", ylabel="accuracy (%)", ylim=(0, 100))
-        drawing.legend(axes[0], 1, (0, 1), loc="upper left", fontsize=8)
+        box = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 0.9}
+        drawing.legend(axes[0], 1, (0, 1), loc="upper left", fontsize=8, **box)
         entitle(axes[0], epochs_text(run), _setting(run))
     return axes
 

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from dlojz import course, idr_torch, images
 from dlojz.chapters import session
+from dlojz.chapters.n14_race import oneself
 from dlojz.machine import cpus, meters
 from dlojz.runs import derived, log
 from dlojz.runs.folder import events_file
@@ -41,14 +42,7 @@ RUNGS = {  # title: the trainer's step, and its flags
     "09 compile": ("09", "--precision bf16 --compile default"),
     "05, validated once": ("05", "--precision bf16"),
 }
-LAST = "epoch + 1 == args.epochs"
-EDITED = {  # of a trainer: texts, and what they become
-    "05, validated once": {
-        "device, args)\n        chrono.idle()": f"device, args) if {LAST} else train\n"
-        "        chrono.idle()",
-        "if args.checkpoint:\n            save(": f"if {LAST}:\n            save(",
-    },
-}
+EDITED = {"05, validated once": "validated-once"}  # of the trainer: one of oneself.EDITS
 SIZES = {  # of --help, with the defaults on a GPU and on a processor
     "model": ("a classifier of torchvision", "resnet50", "resnet18"),
     "image-size": ("pixels", 128, 24),
@@ -191,16 +185,8 @@ def judges(args, folder) -> list:
 
 def trainer(rung: str, folder: Path) -> Path:
     """Return the trainer of a rung; an edited one is written to this folder."""
-    own = course.solution(RUNGS[rung][0])
-    text = own.read_text()
-    for old, new in EDITED.get(rung, {}).items():
-        if text.count(old) != 1:
-            sys.exit(f"{own}: expected once: {old!r}")
-        text = text.replace(old, new)
-    if rung in EDITED:
-        own = folder / own.name
-        own.write_text(text)
-    return own
+    edit = EDITED.get(rung)
+    return oneself.edited(edit, folder) if edit else course.solution(RUNGS[rung][0])
 
 
 def followed(process, file: Path, begin: float, most_s: float) -> dict:
