@@ -118,6 +118,11 @@ def lost(run) -> list[float]:
     return [statistics.fmean(values) for values in by_repeat.values()]
 
 
+def lost_points(run) -> float:
+    """Return the mean of `lost`; 0 if it is a gain."""
+    return max(0.0, statistics.fmean(lost(run)))
+
+
 def best_rate(run) -> float:
     """Return the geometric mean of the winners' learning rates."""
     return statistics.geometric_mean(search.best["lr"] for search in searches(run))
@@ -366,9 +371,10 @@ def plot_transfer(run, axes=None):
         right.set(xlabel=f"{larger} with fresh seeds: accuracy (%)", ylim=(2.5, -0.5))
         cost = [sum(case["seconds"] for case in own) for own in trials]
         told = paired.difference(*({c["seed"]: last(c) for c in again[n]} for n in (1, 0)))
-        text = f"Searched with {small}, in {cost[0] / cost[1]:.0%} of the seconds: beside its own "
-        text += f"best, {larger} has {paired.words(told)}\nRank correlation of the trials: "
-        entitle(left, f"{text}{_alike(x, y):.2f}", _setting(run))
+        text = f"A search with {small} takes {100 * cost[0] / cost[1]:.0f} % of {larger}'s seconds"
+        text += f", and ranks its trials alike: correlation {_alike(x, y):.2f}\nIts best flags for "
+        text += f"{larger}, beside that model's own: {paired.words(told)}"
+        entitle(left, text, _setting(run))
     return axes
 
 
@@ -380,15 +386,15 @@ def _alike(x, y):
 # For Optuna's own plots --------------------------------------------------------------------------
 
 
-def as_optuna(run, sampler: str = "random"):
-    """Return the trials of a sampler without pruning, of all repeats, as a study of Optuna's."""
+def as_optuna(run):
+    """Return all trials of the studies without pruning, of all repeats, as a study of Optuna's."""
     import optuna
 
     from dlojz.chapters.n13_search import curves
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
-    for trial in (t for s in _unpruned(run) if s.sampler == sampler for t in s.trials):
+    for trial in (trial for search in _unpruned(run) for trial in search.trials):
         fixed = optuna.trial.FixedTrial(trial)
         params, value = curves.space(fixed), trial["accuracies"][-1]
         made = optuna.trial.create_trial(
