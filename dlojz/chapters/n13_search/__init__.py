@@ -2,4 +2,4 @@
 
 from dlojz.chapters import face
 
-__getattr__, __dir__ = face(__name__, "study")
+__getattr__, __dir__ = face(__name__, "study", "figures")
