@@ -267,6 +267,9 @@ def _on_a_processor():
     yield "12-cpu-predicted", f"{at('divisions.py')} --predict cpu/12-cpu-divisions-x2"
     yield "13-cpu-studies", at("studies.py")
     yield "13-cpu-transfer", at("transfer.py")
+    rungs = "'00 starter' '03 channels_last' '05 loader' '06 one process' '09 compile' "
+    rungs += "'05, validated once'"
+    yield "14-cpu-bought", f"{at('bought.py')} --seconds 15 --seeds 3 --rungs {rungs}"
 
 
 def _solution(step):
@@ -397,6 +400,9 @@ RECORDINGS = {
     "13": {  # their sizes suit the device
         "13-studies": f"{at('studies.py')} --minutes 5.5",
         "13-transfer": at("transfer.py"),
+    },
+    "14": {  # its sizes suit the device
+        "14-bought": at("bought.py"),
     },
     "cpu": dict(_on_a_processor()),
 }

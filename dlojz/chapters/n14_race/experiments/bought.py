@@ -59,7 +59,7 @@ SIZES = {  # of --help, with the defaults on a GPU and on a processor
 ON_CPU = ("00 starter", "05 loader", "05, validated once")  # there 01 and 02 change nothing
 PILOT = 3  # epochs, the second of which is timed
 MOST = 4  # budgets: a pilot that takes longer is ended
-SPARE = 0.02  # of the budget, so that few trainings have to be repeated
+SPARE = 0.05  # of the budget, so that few trainings have to be repeated
 IDLE_S = 2.0
 TICK_S = 0.01  # between two looks at a log
 JUDGE = 2026  # seed of the images that judge
@@ -102,13 +102,12 @@ def race(run, track):
             bar.update()
         for seed in range(args.seeds):
             for rung in args.rungs:
-                while epochs[rung]:
-                    found = track.run(rung, epochs[rung], seed, 2 * args.seconds)
+                for number in range(epochs[rung], 0, -1):
+                    found = track.run(rung, number, seed, 2 * args.seconds)
                     phase = "training" if found["seconds"] <= args.seconds else "too long"
-                    run.case(f"{rung}, seed {seed}, {epochs[rung]} epochs", phase=phase, **found)
+                    run.case(f"{rung}, seed {seed}, {number} epochs", phase=phase, **found)
                     if phase == "training":
                         break
-                    epochs[rung] -= 1
                 bar.update()
 
 
