@@ -10,10 +10,11 @@ A race is a folder: `race.toml` (the rules), `entries/` (snapshots) and `results
 organiser only appends. docs/race.md has the rules for people.
 """
 
-from dlojz.race.entries import Entry, Race, RaceError, enter, entries, new, open_race
+from dlojz.race.entering import Entry, enter, entries
 from dlojz.race.leaderboard import board, diff, plot_board, plot_margins
 from dlojz.race.organiser import run
 from dlojz.race.ranking import Standing, standings
+from dlojz.race.rules import Race, RaceError, new, open_race
 
 __all__ = [
     "Entry",

@@ -45,7 +45,7 @@ def main():
         try:
             model = weighed(trainer.build_model(given, len(images.classes)), run, device)
         except Exception as error:  # what its build_model or torch raises: it is out, not the race
-            why = f"its weights can't be loaded: {imports.first_line(error)}"
+            why = f"its weights can't be loaded: {' '.join(str(error).split())}"
             rows.append({"why": why[:500]})
             continue
         rows.append({"why": "", "right": right(model, images, device), "of": len(images)})

@@ -7,7 +7,8 @@ from dlojz.course import Diff
 from dlojz.figures import drawing
 from dlojz.figures.report import PALETTE
 from dlojz.race import ranking
-from dlojz.race.entries import RaceError, entries, open_race
+from dlojz.race.entering import entries
+from dlojz.race.rules import RaceError, open_race
 from dlojz.table import BAD, GOOD, QUIET, Table
 
 EMPTY = 'nothing is entered yet: dlojz race enter FOLDER NAME "dlojz/dlojz.py ..."'

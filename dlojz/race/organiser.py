@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -21,17 +22,19 @@ from tqdm.auto import tqdm
 from dlojz import course, images, launch
 from dlojz.course import presets
 from dlojz.images import dataset
+from dlojz.jobs import keeper
 from dlojz.launch import State
 from dlojz.machine import cpus, nvml
 from dlojz.race import ranking, results
-from dlojz.race.entries import RaceError, entries, open_race
+from dlojz.race.entering import entries
+from dlojz.race.rules import RaceError, open_race
+from dlojz.runs import log
 
 BEGUN = "begun.json"  # the job of the organiser that holds the race
 WEIGHTS = "checkpoint.pt"  # in a run's folder
 LATE_S = 1.0  # after the budget, for the end of a run that saved in time
 JUDGE_S = 600  # for a judgement
 LOOK_S, TURN_S = 0.05, 1.0
-OURS = (State.TIMEOUT, State.CANCELLED)  # how a run ends that was cut at its budget
 
 
 def run(race, progress: bool = True) -> list[ranking.Standing]:
@@ -50,7 +53,7 @@ def run(race, progress: bool = True) -> list[ranking.Standing]:
 
 
 def _step(race, bar) -> bool:
-    """Do the next step of a race; return whether there may be another one."""
+    """Take the next step of a race; return whether there may be another one."""
     with results.turn(race) as free:
         if not free:
             bar.set_postfix_str("another organiser is at work")
@@ -75,6 +78,8 @@ def _step(race, bar) -> bool:
 
 
 def _check(race):
+    if not os.access(race.folder, os.W_OK):
+        raise RaceError(f"{race.folder} can't be written by you: its owner runs it")
     if launch.launcher().name != "local":
         raise RaceError(
             "a race is run on one machine: in an allocation on a node, with DLOJZ_LAUNCHER=local"
@@ -85,7 +90,7 @@ def _check(race):
             f"{race.data} has {held['classes']} classes of seed {held['seed']}, and the race "
             f"{race.classes} of seed {race.seed}: put the race's images back"
         )
-    if race.joules and not _joules():
+    if race.joules and not _meters():
         raise RaceError("this race has a budget of joules, and no GPU here measures its energy")
 
 
@@ -136,45 +141,41 @@ def _run(race, one, name, seed):
         why = damaged.get(name, "its files have changed since the round began")
         results.append(race, "run", one.number, entry=name, seed=seed, why=why)
         return
-    more = ["--data", race.data, "--seed", str(seed)]
-    with _clean_home():
-        job = _begin_job(race, [entry.trainer, *entry.flags, *more], f"race {name}", race.seconds)
-        told = _watch(race, job)
-    sources = {path: (job.directory / path).read_bytes() for path in entry.files}
-    if sources != dict(entry.files):
-        told["why"] = "its files changed while it was submitted"
-    results.append(race, "run", one.number, entry=name, seed=seed, **told)
-    _ended(race)
+    words = [entry.trainer, *entry.flags, "--data", race.data, "--seed", seed]
+    idle = _idle_watts()
+    with _clean_home(), _job(race, words, f"race {name}", race.seconds) as job:
+        if any((job.directory / path).read_bytes() != entry.files[path] for path in entry.files):
+            raise RaceError(f"{name} was changed while it was submitted: again")
+        told = _watch(race, job, idle)
+        results.append(race, "run", one.number, entry=name, seed=seed, **told)
+        if told["why"]:
+            (job.directory / WEIGHTS).unlink(missing_ok=True)
 
 
-def _watch(race, job) -> dict:
+def _watch(race, job, idle) -> dict:
     """Wait for a job, and end it at its budget; return what is recorded of the run."""
-    idle_w, begin, used = None, {}, None
-    if before := _joules():
-        time.sleep(1)
-        idle_w = min(now - before[card] for card, now in _joules().items())
+    begin, spent = {}, False
     while not (state := job.state).final:
         begin = begin or (_joules() if state == State.RUNNING else {})
-        used = _used(job, begin)
-        if race.joules and used is not None and used >= race.joules:
+        if race.joules and (_used(job, begin) or 0) >= race.joules:
+            spent = True
             job.cancel("its joules are used up")
         time.sleep(LOOK_S)
-    status = job.status
-    cut = state in OURS
+    joules, status = _used(job, begin), job.status
+    cut = state == State.TIMEOUT or (spent and state == State.CANCELLED)
     seconds = status.get("ended", 0) - status.get("started", 0)
-    told = {"why": _why(race, job, state, status), "seconds": round(seconds, 3), "cut": cut}
-    told |= {"joules": _used(job, begin), "idle_w": idle_w, "run": str(job.directory)}
-    if cut:
-        told["seconds"] = min(told["seconds"], float(race.seconds))
+    watts = [idle.get(card) for card in status.get("devices") or []]
+    told = {"why": _why(race, job, status, cut), "cut": cut}
+    told["seconds"] = round(min(seconds, race.seconds) if cut else seconds, 3)
+    told |= {"joules": joules, "idle_w": None if None in watts else round(sum(watts), 1)}
     images, updates = _trained(job)
-    return told | {"images": images, "updates": updates}
+    return told | {"images": images, "updates": updates, "run": str(job.directory)}
 
 
-def _why(race, job, state, status) -> str:
+def _why(race, job, status, cut) -> str:
     """Return why a run is out; "" if its weights can be judged."""
-    if state not in (State.COMPLETED, *OURS):
-        last = job.explain(1).splitlines()
-        return f"{state}: {status.get('reason') or last[-1]}"[:500]
+    if not cut and (failure := _failure(job)):
+        return failure
     weights = job.directory / WEIGHTS
     if not weights.exists():
         return "no weights: it saved none in its budget, so shorten it, or save at each epoch"
@@ -183,10 +184,21 @@ def _why(race, job, state, status) -> str:
     return ""
 
 
+def _failure(job) -> str:
+    """Return why a job failed; "" if it has not. Raise RaceError if its entry is not to blame."""
+    status = job.status
+    said = job.explain(1)
+    if status.get("cause") == keeper.Cause.LOST or status["state"] == State.CANCELLED:
+        raise RaceError(f"{said}\nNothing is recorded of it: `dlojz race run` runs it again")
+    if status["state"] == State.COMPLETED:
+        return ""
+    if full := next((word for word in course.FULL.values() if word in said), None):
+        raise RaceError(f"{full} ({job.directory}): make room, then `dlojz race run` again")
+    return f"{status['state']}: {said.splitlines()[-2].strip(' |')}"[:500]
+
+
 def _trained(job) -> tuple[int, int]:
     """Return the images and updates in a run's log; 0 without a log."""
-    from dlojz.runs import log
-
     with suppress(log.LogError):
         found = log.read(job)
         accumulate = found.start.get("arguments", {}).get("accumulate") or 1
@@ -194,14 +206,25 @@ def _trained(job) -> tuple[int, int]:
     return 0, 0
 
 
+@cache
+def _meters() -> dict:
+    """Return NVML's handles of the GPUs that measure energy, by UUID; {} where none does."""
+    nvml.ask("Init")
+    found = {card: nvml.ask("DeviceGetHandleByUUID", card) for card in presets.gpus()}
+    return {card: handle for card, handle in found.items() if nvml.energy_j(handle) is not None}
+
+
 def _joules() -> dict[str, float]:
-    """Return the energy counters of the GPUs, by their UUIDs; {} where none is measured."""
-    found = {}
-    with suppress(nvml.NvmlError), nvml.session():
-        for card in presets.gpus():
-            used = nvml.energy_j(nvml.ask("DeviceGetHandleByUUID", card))
-            found |= {} if used is None else {card: used}
-    return found
+    """Return the energy counters of the GPUs, by UUID."""
+    return {card: nvml.energy_j(handle) for card, handle in _meters().items()}
+
+
+def _idle_watts() -> dict[str, float]:
+    """Return the power of the GPUs before a run, over a second, by UUID."""
+    if not (before := _joules()):
+        return {}
+    time.sleep(1)
+    return {card: joules - before[card] for card, joules in _joules().items()}
 
 
 def _used(job, begin) -> float | None:
@@ -217,8 +240,11 @@ def _used(job, begin) -> float | None:
 def _clean_home() -> Iterator[None]:
     """Give jobs that are submitted meanwhile an empty home: no cache of compiled code, no state."""
     folder = tempfile.mkdtemp(prefix="dlojz-race-")
-    names = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    changed = dict.fromkeys(names, folder) | {"PYTHONUSERBASE": site.getuserbase()}
+    changed = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), folder)
+    if "TRITON_CACHE_DIR" in os.environ:  # else it is in HOME
+        changed["TRITON_CACHE_DIR"] = folder
+    if site.ENABLE_USER_SITE:  # packages that were installed into the usual HOME
+        changed["PYTHONUSERBASE"] = site.getuserbase()
     kept = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:
@@ -229,30 +255,28 @@ def _clean_home() -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _begin_job(race, words, name, seconds):
-    """Submit a job, and note it, so that the next organiser can end it if this one is killed."""
-    job = launch.submit(tuple(map(str, words)), name=name, time_max=_clock(seconds))
-    course.write_atomically(race.folder / BEGUN, json.dumps({"job": str(job.directory)}))
-    return job
-
-
-def _clock(seconds):
-    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-
-
-def _ended(race):
+@contextmanager
+def _job(race, words, name, seconds) -> Iterator[launch.Job]:
+    """Submit a job, and note it, so that the next organiser ends it if this one is killed."""
+    time_max = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    job = launch.submit(tuple(map(str, words)), name=name, time_max=time_max)
+    try:
+        course.write_atomically(race.folder / BEGUN, json.dumps({"job": str(job.directory)}))
+        yield job
+    except BaseException:
+        job.cancel("its organiser was interrupted")
+        raise
     (race.folder / BEGUN).unlink(missing_ok=True)
 
 
 def _cancel_what_was_left(race):
-    """Cancel the job of an organiser that was killed: its result would lack the energy."""
+    """Cancel the job of an organiser that was killed: its joules were not measured."""
     if left := course.read_table(race.folder / BEGUN).get("job"):
         job = launch.Job(Path(left))
         if job.directory.is_dir():
             job.cancel("its organiser was killed")
-            with suppress(TimeoutError):
-                job.wait(30)
-        _ended(race)
+            job.wait(30)
+        (race.folder / BEGUN).unlink()
 
 
 # The judge ----------------------------------------------------------------------------------------
@@ -269,23 +293,21 @@ def _judge(race, one):
     )
     name, seeds = next(iter(one.to_judge().items()))
     runs = [Path(one.runs[name, seed]["run"]) for seed in seeds]
-    program = Path(__file__).with_name("judging.py")
-    job = _begin_job(race, [program, "--images", folder, "--runs", *runs], f"judge {name}", JUDGE_S)
-    state = job.wait()
-    told = course.read_table(job.directory / "judged.json")
-    if state != State.COMPLETED or not told:
-        told = {"rows": [{"why": f"could not be judged: {job.explain(2)}"[:500]}] * len(runs)}
-    idle = [run["idle_w"] for run in one.runs.values() if run.get("idle_w")]
+    words = [Path(__file__).with_name("judging.py"), "--images", folder, "--runs", *runs]
+    with _job(race, words, f"judge {name}", JUDGE_S) as job:
+        job.wait()
+        if why := _failure(job):
+            told = {"rows": [{"why": f"could not be judged: {why}"}] * len(runs)}
+        else:
+            told = course.read_table(job.directory / "judged.json")
+    idle = min((run["idle_w"] for run in one.runs.values() if run.get("idle_w")), default=None)
     for seed, row in zip(seeds, told["rows"], strict=True):
         found = {"why": row["why"]}
         if not found["why"]:
             made, accuracy = one.runs[name, seed], row["right"] / row["of"]
-            found["why"] = ranking.impossible(
-                made, told["model"], accuracy, min(idle, default=None)
-            )
-            found |= {"accuracy": accuracy, "of": row["of"]}
+            why = ranking.impossible(made, told["model"], accuracy, idle)
+            found = {"why": why, "accuracy": accuracy, "of": row["of"]}
             found["floor_s"] = ranking.floor_s(made, told["model"])
         results.append(race, "judged", one.number, entry=name, seed=seed, **found)
-    _ended(race)
     for run in runs:  # megabytes each, and judged
         (run / WEIGHTS).unlink(missing_ok=True)

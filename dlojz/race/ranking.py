@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from dlojz.race.entries import Race
 from dlojz.race.results import Round, read
+from dlojz.race.rules import Race
 from dlojz.runs.stats import half_width
 
 AHEAD, TIE, BEHIND = "ahead", "tie", "behind"
@@ -76,15 +76,15 @@ def standings(race: Race, names=()) -> list[Standing]:
         if best and (why := one.failure(best)):  # all have to run again
             found = {name: place for name, place in found.items() if place.word == OUT}
             found[best], best = Standing(best, OUT, f"run again, it failed: {why}"), ""
-        for name in (name for name in one.entries if name not in found or name == best):
+        for name in one.entries:
             if name == best:  # its newer results are shown
                 found[name] = replace(found[name], **_results(one, name))
-                continue
-            found[name] = _challenge(before, name, best)
-            if found[name].word == BEST:
-                if best:
-                    found[best] = replace(found[best], word=BEHIND, margin=None, against=name)
-                best = name
+            elif name not in found:
+                found[name] = _challenge(before, name, best)
+                if found[name].word == BEST:
+                    if best:
+                        found[best] = replace(found[best], word=BEHIND, margin=None, against=name)
+                    best = name
     for name in names:
         found.setdefault(name, Standing(name, WAITS))
 

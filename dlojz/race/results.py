@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from dlojz import course
-from dlojz.race.entries import Race, RaceError
+from dlojz.race.rules import Race, RaceError
 
 FILE = "results.jsonl"
 FIELDS = {  # of each event, beside the number of the round
