@@ -3,14 +3,13 @@
 import matplotlib as mpl
 import numpy as np
 import pytest
-from logs import measure, with_cases
+from logs import experiment, measure, with_cases
 
 mpl.use("Agg")
 
 from dlojz.chapters import n14_race as n14
 from dlojz.chapters.n14_race import figures
 from dlojz.course import UserError
-from dlojz.runs import log
 
 SIZES = {"classes": 4, "images_per_class": 60, "val_per_class": 25, "judged": 100, "seconds": 15.0}
 SIZES |= {"model": "resnet18", "image_size": 24, "batch_size": 32, "seeds": 3}
@@ -70,10 +69,11 @@ def test_a_rung_knows_how_many_epochs_fit_in_any_budget(run):
     assert rungs["09 compile"].epochs == 0
 
 
-def test_the_step_that_buys_most_epochs_is_named(run, tmp_path):
-    assert n14.most_epochs(run) == "03 channels_last"
-    alone = {name: case for name, case in cases().items() if "09" in name}
-    assert n14.most_epochs(with_cases(tmp_path / "alone.jsonl", alone, **SIZES)) == ""
+def test_the_last_rung_is_compared_with_the_first(run, tmp_path):
+    assert n14.epochs_ratio(run) is None
+    others = {name: case for name, case in cases().items() if name[:2] in ("03", "05")}
+    some = with_cases(tmp_path / "some.jsonl", others, **SIZES)
+    assert n14.epochs_ratio(some) == pytest.approx(12 / 8)
 
 
 def test_epochs_and_points_are_compared_by_pairs_of_seeds(run):
@@ -123,12 +123,8 @@ def test_joules_that_were_not_measured_are_never_zero(run):
 
 
 def test_idle_power_is_a_part_of_the_joules(tmp_path):
-    path = with_cases(tmp_path / "joules.jsonl", cases(joules=200), **SIZES)
-    lines = path.read_text().splitlines()
-    import json
-
-    path.write_text("\n".join([*lines[:2], json.dumps(measure("idle", 50.0, "W")), *lines[2:]]))
-    assert log.read(path).measures[0].value == 50
+    events = [{"event": "case", "case": name, **c} for name, c in cases(joules=200).items()]
+    path = experiment(tmp_path / "joules.jsonl", measure("idle", 50.0, "W"), *events, **SIZES)
     ax = n14.plot_joules(path)
     assert "Idle, the GPU takes 50 W: 31 % to 47 % of a run" in title(ax)
     assert texts(ax) == ["5.0 epochs per kJ", "5.0 epochs per kJ"]

@@ -1,16 +1,18 @@
 """The figures of notebook 14: what the steps of the course buy, and where the seconds go."""
 
+import math
 import statistics
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
+from dlojz import race
 from dlojz.course import UserError
 from dlojz.figures import drawing, paired
 from dlojz.figures.drawing import entitle
 from dlojz.figures.report import PALETTE, SERIES, measured
+from dlojz.race.ranking import quantile
 from dlojz.runs.stats import half_width, summary
 from dlojz.table import QUIET, Table
 
@@ -24,6 +26,7 @@ COLOURS = {  # of the parts of a run's seconds
     "saving": PALETTE["transfer"],
     "ending": QUIET,
 }
+RUNS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # of each entry
 NO_SENSOR = "joules: not measured, as no sensor of this machine reports them"
 
 of_experiment = partial(drawing.of_experiment, field="rung", experiment="experiments/bought.py")
@@ -73,17 +76,10 @@ def rungs(run) -> list[Rung]:
     ]
 
 
-def most_epochs(run) -> str:
-    """Return the rung that buys most epochs beside the one before it; "" if none buys any."""
-    gains = dict(_gains(rungs(run)))
-    best = max(gains, key=gains.get, default="")
-    return best if best and gains[best] > 0 else ""
-
-
-def _gains(found):
-    """Yield each rung after the first, and its epochs minus those of the one before it."""
-    for before, rung in pairwise(found):
-        yield rung.title, rung.epochs - before.epochs
+def epochs_ratio(run) -> float | None:
+    """Return the epochs of the last rung in the budget, over those of the first one, if any."""
+    first, *_, last = rungs(run)
+    return last.epochs / first.epochs if first.epochs else None
 
 
 def _setting(run) -> str:
@@ -290,3 +286,47 @@ def joules_text(found: list[Rung], watts: float) -> str:
     told = f"{best.title} gets most epochs from a joule"
     idle = f"Idle, the GPU takes {watts:.0f} W: {min(shares):.0%} to {max(shares):.0%} of a run"
     return f"{told}\n{idle}".replace("%", " %")
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+def gates(sd: float, level: float) -> dict[int, float]:
+    """Return the smallest lead that is shown, by the number of runs of each entry.
+
+    sd: of a single run, in points. level: the risk that luck alone passes the gate.
+    """
+    return {n: quantile(level, n - 1) * math.sqrt(2 / n) * sd for n in RUNS}
+
+
+def plot_gate(of_race, ax=None):
+    """Draw the smallest lead that is shown against the runs of each entry, and the leads found."""
+    of_race = race.open_race(of_race)
+    margins = {p.name: p.margin for p in race.standings(of_race) if p.margin}
+    if not margins:
+        raise UserError(f"{of_race.folder}: no entry has been compared with the best so far yet")
+    sd = statistics.fmean(margin.sd for margin in margins.values())
+    found = gates(sd, of_race.level)
+    with drawing.axes(ax, (9, 4)) as ax:
+        ax.plot(found.keys(), found.values(), "o-", color=PALETTE["speed"], ms=4, label="gate")
+        for colour, (name, margin) in zip(SERIES[1:], margins.items(), strict=False):
+            label = f"{name}, beside {margin.best}"
+            ax.axhline(abs(margin.mean), color=colour, ls="--", lw=1, label=label)
+        ax.axvline(of_race.runs, color=PALETTE["limit"], lw=1)
+        ax.set(xscale="log", xlabel="runs of each entry", ylabel="lead (points of accuracy)")
+        ax.set_xticks([*found], map(str, found))
+        ax.minorticks_off()
+        ax.set_ylim(0, 1.1 * max(found[3], *(abs(m.mean) for m in margins.values())))
+        drawing.legend(ax, 1, (1, 1), loc="upper right")
+        entitle(
+            ax, gate_text(of_race.runs, sd, of_race.level), f"One run varies by {sd:.1f} points"
+        )
+    return ax
+
+
+def gate_text(runs: int, sd: float, level: float) -> str:
+    """Return what the runs of a race show, and how many runs show half of it."""
+    found = gates(sd, level)
+    half = next((n for n, gate in found.items() if gate <= found[runs] / 2), None)
+    told = f"{runs} runs of each show a lead of {found[runs]:.1f} points"
+    return told + (f", and {half} runs half of it" if half else "")

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from dlojz import course, launch, race
+from dlojz import course, images, launch, race
 
+IMAGES = {"gpu": (24, 100, 20), "cpu": (4, 60, 25), "smoke": (2, 16, 8)}  # as of `generate`
 STEP = "05"  # of the trainer that is edited
 LAST = "epoch + 1 == args.epochs"
 EDITS = {  # texts of the trainer, and what they become
@@ -32,11 +33,16 @@ def edited(name: str, folder: Path | None = None) -> Path:
     return file
 
 
-def own_race(name: str = "mine", **rules) -> race.Race:
-    """Return the race races/NAME of the course, made with these rules if it is not there."""
-    folder = course.course_root() / "races" / name
-    there = (folder / "race.toml").exists()
-    return race.open_race(folder) if there else race.new(folder, **rules)
+def own_race(name: str = "mine", size: str = "cpu", **rules) -> race.Race:
+    """Return the race races/NAME of the course, made with its images if it is not there.
+
+    size: of its images, a key of IMAGES. rules: as `race.new` takes them.
+    """
+    folder = course.course_root() / "races"
+    if (folder / name / "race.toml").exists():
+        return race.open_race(folder / name)
+    data = images.generate(folder / f"images-{size}", *IMAGES[size])
+    return race.new(folder / name, data, **rules)
 
 
 def enter(into: race.Race, name: str, command: str, by: str = "") -> race.Entry:
