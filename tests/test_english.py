@@ -14,7 +14,7 @@ TABLES = ("dlojz/**/*.toml",)
 TEXTS = {
     *("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "slurm/README.md", "docs/benchmark.md"),
     *("INSTRUCTORS.md", "solutions/TALK.md", "jupyterhub/README.md"),
-    *("CHANGELOG.md", "VERDICT.md", "docs/checks.md", "docs/recordings.md"),
+    *("CHANGELOG.md", "VERDICT.md", "docs/checks.md", "docs/race.md", "docs/recordings.md"),
 }
 INSTEAD = {
     r"who(ever|m)\b": "if you, that",

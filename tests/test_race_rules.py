@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from made import DAMAGED
@@ -408,3 +409,17 @@ def test_a_round_is_finished_where_it_was_begun(mine):
     begin(mine, 1, "a", [0, 1, 2])
     with pytest.raises(race.RaceError, match=r"was begun on here, and this is .*: entries are"):
         race.run(mine, progress=False)
+
+
+def test_the_class_board_shows_the_race(mine, course_folder, capsys):
+    race.enter(mine, "a", STARTER, by="quick-otter-27")
+    (course_folder / "class").mkdir()
+    assert cli.main(["class", "class", "--race", "races/mine"]) == 0
+    assert "a      quick-otter-27" in capsys.readouterr().out
+
+
+def test_the_rules_page_names_the_commands_that_there_are():
+    page = (Path(__file__).parents[1] / "docs/race.md").read_text()
+    for action in re.findall(r"^dlojz race (\w+)", page, re.M):
+        assert f'"{action}"' in (Path(cli.__file__).with_name("race.py")).read_text()
+    assert f"{entering.LARGEST // 1000} kB" in page

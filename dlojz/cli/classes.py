@@ -57,6 +57,7 @@ def add(command):
     arg("--notebook", metavar="NAME", help="show times in this notebook (default: where most are)")
     arg("--watch", action="store_true", help="look again every 10 seconds, until Ctrl-C")
     arg("--png", type=Path, help="draw the board into this file")
+    arg("--race", metavar="RACE", help="show the board of this race below: docs/race.md")
 
 
 def _rehearse(args):
@@ -176,4 +177,8 @@ def _text(board, found, args):
     tables = (board.overview(found), board.failing(found, exercise.nudges()), board.jobs(found))
     tables += (board.parts(found, args.notebook), board.calibration(found))
     shown = [repr(table) for table in tables if len(table)] or [board.NOBODY]
+    if args.race:
+        from dlojz import race
+
+        shown.append(repr(race.board(args.race)))
     return "\n\n".join([board.notes(found), *shown])

@@ -124,7 +124,7 @@ def _write(entry):
         if entry.folder.exists():
             raise _taken(entry) from None
         raise RaceError(
-            f"{entry.folder} can't be written ({error.strerror}): whoever made the race can open "
+            f"{entry.folder} can't be written ({error.strerror}): its owner can open "
             f"it to all, `chmod 1777 {entry.folder.parent}`"
         ) from None
     finally:
