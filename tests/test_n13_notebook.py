@@ -3,10 +3,11 @@
 import statistics
 from itertools import groupby, pairwise
 
+import optuna
 from claims import claims
 
 from dlojz import runs
-from dlojz.chapters.n13_search import figures
+from dlojz.chapters.n13_search import figures, recorded
 from dlojz.figures import paired
 from dlojz.runs import log
 from dlojz.runs.stats import NO_DIFFERENCE
@@ -25,10 +26,10 @@ def transfer():
 
 @claims(NOTEBOOK)
 def test_no_sampler_is_shown_better_than_random_search():
-    kinds = figures.kinds(studies())
+    kinds = recorded.kinds(studies())
     reached = {
         name: {search.repeat: search.fresh("unseen") for search in kinds[name, "none"]}
-        for name in figures.SAMPLERS
+        for name in recorded.SAMPLERS
     }
     for name in ("tpe", "gp"):
         assert paired.difference(reached["random"], reached[name]).word == NO_DIFFERENCE
@@ -42,17 +43,17 @@ def test_no_sampler_is_shown_better_than_random_search():
 
 @claims(NOTEBOOK)
 def test_stopped_trials_would_have_ended_among_the_best():
-    trials = [trial for own in figures.stopped(studies()).values() for trial in own]
-    ended = [trial for trial in trials if not figures.is_complete(trial)]
+    trials = [trial for own in recorded.stopped(studies()).values() for trial in own]
+    ended = [trial for trial in trials if not recorded.is_complete(trial)]
     good = sum(trial["top"] for trial in ended)
     yield f"{len(ended)} were stopped, and {good} of them would have ended among the best three"
 
 
 @claims(NOTEBOOK)
 def test_the_gp_repeats_what_was_stopped():
-    found = figures.kinds(studies())
+    found = recorded.kinds(studies())
     longest = {}
-    for name in figures.SAMPLERS:
+    for name in recorded.SAMPLERS:
         rates = [[t["lr"] for t in search.trials] for search in found[name, "hyperband"]]
         near = [abs(b / a - 1) < 0.1 for own in rates for a, b in pairwise(own)]
         longest[name] = 1 + max((len([*g]) for same, g in groupby(near) if same), default=0)
@@ -64,7 +65,7 @@ def test_the_gp_repeats_what_was_stopped():
 @claims(NOTEBOOK)
 def test_the_noise_of_seeds_is_as_told():
     title = figures.plot_noise(studies()).figure.get_suptitle()
-    default = [100 * case["accuracy"] for case in figures.cases(studies(), "default")]
+    default = [100 * case["accuracy"] for case in recorded.cases(studies(), "default")]
     yield f"of {title.split('sd ')[1].split()[0]} points, those of the defaults "
     yield f"those of the defaults {statistics.stdev(default):.1f}"
     yield f"this study are {title.split(' are ')[1].split()[0]} points apart"
@@ -72,7 +73,7 @@ def test_the_noise_of_seeds_is_as_told():
 
 @claims(NOTEBOOK)
 def test_winners_again():
-    lost = figures.lost(studies())
+    lost = recorded.lost(studies())
     yield f"they gain {-statistics.fmean(lost):.1f} points"
     yield f"it takes {-lost[0]:.1f} points from every winner"
     title = figures.plot_curse(studies()).figure.get_suptitle()
@@ -81,11 +82,13 @@ def test_winners_again():
 
 @claims(NOTEBOOK)
 def test_slices_and_importances():
-    study = figures.as_optuna(studies())
+    study = recorded.as_optuna(studies())
     assert max(t.value for t in study.trials if t.params["lr"] > 0.15) < 0.5
     best = statistics.quantiles([t.value for t in study.trials], n=4)[2]
     assert max(t.params["lr"] for t in study.trials if t.value >= best) < 0.1
     yield f"From {len(study.trials)} trials they are noise"
+    shares = optuna.importance.get_param_importances(study).values()
+    assert max(shares) < 2 * min(shares), "about equal"
 
 
 @claims(NOTEBOOK)
@@ -98,7 +101,7 @@ def test_small_first():
     ]
     small, large = (sum(case["seconds"] for case in trials) for trials in own)
     yield f"takes {100 * small / large:.0f} % of the seconds"
-    alike = figures._alike(*([figures.last(case) for case in trials] for trials in own))
+    alike = figures._alike(*([recorded.last(case) for case in trials] for trials in own))
     yield f"correlate by {alike:.2f}"
-    best = [max(trials, key=figures.last)["trial"] for trials in own]
+    best = [max(trials, key=recorded.last)["trial"] for trials in own]
     assert best[0] == best[1]

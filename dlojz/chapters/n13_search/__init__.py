@@ -2,4 +2,4 @@
 
 from dlojz.chapters import face
 
-__getattr__, __dir__ = face(__name__, "study", "figures")
+__getattr__, __dir__ = face(__name__, "study", "recorded", "figures")

@@ -49,8 +49,8 @@ class Unmarked(NoMarks):
 class Curves:
     """Trains with the flags of a trial, epoch by epoch.
 
-    A training that was completed once is told again, with the seconds that it took. All trainings
-    of a model share one module on the device, so that it is compiled once.
+    A completed training is not repeated: its curve is yielded again, with its seconds. All of a
+    model share one module on the device, so that it is compiled once.
     """
 
     def __init__(self, args, device, data):

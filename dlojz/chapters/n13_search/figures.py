@@ -1,106 +1,35 @@
-"""Figures of notebook 13: what a search costs, whom it stops, and what its winner is worth."""
+"""Figures of notebook 13: a search's price, the trials that it stops, its winner's worth."""
 
 import math
 import statistics
-from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 
-from dlojz.course import UserError
+from dlojz.chapters.n13_search.recorded import (
+    PRUNERS,
+    SAMPLERS,
+    TOP,
+    cases,
+    is_complete,
+    kinds,
+    last,
+    lost,
+    searches,
+    stopped,
+    unpruned,
+)
 from dlojz.figures import drawing, paired
 from dlojz.figures.drawing import entitle
 from dlojz.figures.report import PALETTE, SERIES
 from dlojz.runs.stats import half_width, summary
 from dlojz.table import Table
 
-SAMPLERS = {"random": "random", "tpe": "TPE", "gp": "GP"}
-PRUNERS = {"none": "no pruning", "hyperband": "Hyperband"}
 COLOURS = dict(zip(PRUNERS, SERIES, strict=False))
 GREY, RED = PALETTE["limit"], PALETTE["failure"]
-TOP = 3  # trials that a search should not have stopped
 SEVERAL = 3  # values, from which on an interval says something
 
-studies_of = partial(drawing.of_experiment, field="phase", experiment="experiments/studies.py")
 transfer_of = partial(drawing.of_experiment, field="model", experiment="experiments/transfer.py")
-
-
-# Recorded searches -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Search:
-    """A study of a recording: its trials in order, and its winner with fresh seeds."""
-
-    sampler: str
-    pruner: str
-    repeat: int
-    trials: tuple[dict, ...]
-    again: tuple[dict, ...]
-
-    @property
-    def title(self) -> str:
-        """Return the names of the sampler and, if there is one, of the pruner."""
-        return SAMPLERS[self.sampler] + (" + Hyperband" if self.pruner == "hyperband" else "")
-
-    @property
-    def best(self) -> dict:
-        """Return the complete trial with the highest accuracy; of equal ones the first."""
-        return max(filter(is_complete, self.trials), key=last)
-
-    def fresh(self, what: str = "accuracy") -> float:
-        """Return the winner's mean accuracy in percent, with fresh seeds.
-
-        what: "accuracy" on the images of the search, "unseen" on others.
-        """
-        return 100 * statistics.fmean(case[what] for case in self.again)
-
-    def progress(self) -> tuple[list[float], list[float]]:
-        """Return the seconds that were used as each trial ended, and the best percentage so far."""
-        reached = (last(trial) if is_complete(trial) else math.nan for trial in self.trials)
-        seconds = accumulate(trial["seconds"] for trial in self.trials)
-        return [*seconds], [*accumulate(reached, np.fmax)]
-
-
-def is_complete(trial: dict) -> bool:
-    """Return whether a trial was trained to its end."""
-    return trial["state"] == "COMPLETE"
-
-
-def last(case: dict) -> float:
-    """Return the accuracy after the last epoch, in percent."""
-    return 100 * case["accuracies"][-1]
-
-
-def cases(run, phase: str) -> list[dict]:
-    """Return the results of a phase: "study", "rest", "winner" or "default"."""
-    read = studies_of(run)
-    found = [case for case in paired.trainings(read) if case["phase"] == phase]
-    if not found:
-        raise UserError(f"{read.path}: no {phase!r} in it; expected a run of studies.py")
-    return found
-
-
-def searches(run) -> list[Search]:
-    """Return all studies that have trained their winner again, by sampler, pruner and repeat."""
-    found = {"study": {}, "winner": {}}
-    for phase, own in found.items():
-        for case in cases(run, phase):
-            own.setdefault((case["sampler"], case["pruner"], case["repeat"]), []).append(case)
-    trials, again = found.values()
-    order = [(sampler, pruner) for sampler in SAMPLERS for pruner in PRUNERS]
-    keys = sorted(trials.keys() & again.keys(), key=lambda key: (order.index(key[:2]), key[2]))
-    in_order = {key: tuple(sorted(trials[key], key=lambda t: t["trial"])) for key in keys}
-    return [Search(*key, in_order[key], tuple(again[key])) for key in keys]
-
-
-def kinds(run) -> dict[tuple[str, str], list[Search]]:
-    """Return the repeats of each study, by (sampler, pruner)."""
-    found = {}
-    for search in searches(run):
-        found.setdefault((search.sampler, search.pruner), []).append(search)
-    return found
 
 
 def spread(values, sign: str = "") -> str:
@@ -108,24 +37,6 @@ def spread(values, sign: str = "") -> str:
     values = list(values)
     half = f" ± {half_width(values):.1f}" if len(values) >= SEVERAL else ""
     return f"{statistics.fmean(values):{sign}.1f}{half}".replace("-", "\N{MINUS SIGN}")
-
-
-def lost(run) -> list[float]:
-    """Return the percentage points that winners lose with fresh seeds, as means by repeat."""
-    by_repeat = {}
-    for search in searches(run):
-        by_repeat.setdefault(search.repeat, []).append(last(search.best) - search.fresh())
-    return [statistics.fmean(values) for values in by_repeat.values()]
-
-
-def lost_points(run) -> float:
-    """Return the mean of `lost`; 0 if it is a gain."""
-    return max(0.0, statistics.fmean(lost(run)))
-
-
-def best_rate(run) -> float:
-    """Return the geometric mean of the winners' learning rates."""
-    return statistics.geometric_mean(search.best["lr"] for search in searches(run))
 
 
 def winners(run) -> Table:
@@ -200,7 +111,7 @@ def _plot_budget(ax, every, end, shift):
 
 
 def _beside_random(found, name):
-    """Return how the winners of a sampler differ from random search's, in words."""
+    """Return the difference of a sampler's winners from random search's, in words."""
     clean, own = (
         {s.repeat: s.fresh("unseen") for s in found.get((n, "none"), [])} for n in ("random", name)
     )
@@ -223,27 +134,6 @@ def _budgets_text(found):
 
 
 # The stopped trials ------------------------------------------------------------------------------
-
-
-def stopped(run) -> dict[str, list[dict]]:
-    """Return the trials of the first repeat with Hyperband, by sampler, with two more fields.
-
-    whole: the accuracies to the end; a stopped trial was trained to it afterwards. top: whether it
-    ends among the best three of its study.
-    """
-    rest = {(case["sampler"], case["trial"]): case["accuracies"] for case in cases(run, "rest")}
-    found = {}
-    for search in searches(run):
-        if search.pruner == "hyperband" and search.repeat == 0:
-            curves = [
-                rest.get((search.sampler, t["trial"]), t["accuracies"]) for t in search.trials
-            ]
-            least = sorted(curve[-1] for curve in curves)[-TOP:][0]
-            found[search.sampler] = [
-                trial | {"whole": curve, "top": curve[-1] >= least}
-                for trial, curve in zip(search.trials, curves, strict=True)
-            ]
-    return found
 
 
 def plot_stopped(run, axes=None):
@@ -290,7 +180,7 @@ def _plot_curve(ax, trial):
 
 def plot_noise(run, ax=None):
     """Draw the accuracies of one trial with several seeds beside those of different trials."""
-    winner = max(_unpruned(run), key=lambda search: last(search.best))
+    winner = max(unpruned(run), key=lambda search: last(search.best))
     rows = {
         "the defaults, {} seeds": [100 * case["accuracy"] for case in cases(run, "default")],
         "a winner, {} fresh seeds": [100 * case["accuracy"] for case in winner.again],
@@ -309,10 +199,6 @@ def plot_noise(run, ax=None):
         text += f"two of {len(trials)} trials are {best - second:.1f} points apart"
         entitle(ax, text, _setting(run))
     return ax
-
-
-def _unpruned(run):
-    return [search for search in searches(run) if search.pruner == "none"]
 
 
 def plot_curse(run, ax=None):
@@ -371,9 +257,11 @@ def plot_transfer(run, axes=None):
         right.set(xlabel=f"{larger} with fresh seeds: accuracy (%)", ylim=(2.5, -0.5))
         cost = [sum(case["seconds"] for case in own) for own in trials]
         told = paired.difference(*({c["seed"]: last(c) for c in again[n]} for n in (1, 0)))
-        text = f"A search with {small} takes {100 * cost[0] / cost[1]:.0f} % of {larger}'s seconds"
-        text += f", and ranks its trials alike: correlation {_alike(x, y):.2f}\nIts best flags for "
-        text += f"{larger}, beside that model's own: {paired.words(told)}"
+        text = f"{small}'s search takes {100 * cost[0] / cost[1]:.0f} % of {larger}'s seconds; the "
+        text += (
+            f"trials' ranks correlate by {_alike(x, y):.2f}\nIts best flags for {larger}, beside "
+        )
+        text += f"that model's own: {paired.words(told)}"
         entitle(left, text, _setting(run))
     return axes
 
@@ -381,24 +269,3 @@ def plot_transfer(run, axes=None):
 def _alike(x, y):
     """Return the correlation of the ranks of two lists."""
     return np.corrcoef(*(np.argsort(np.argsort(values)) for values in (x, y)))[0, 1]
-
-
-# For Optuna's own plots --------------------------------------------------------------------------
-
-
-def as_optuna(run):
-    """Return all trials of the studies without pruning, of all repeats, as a study of Optuna's."""
-    import optuna
-
-    from dlojz.chapters.n13_search import curves
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize")
-    for trial in (trial for search in _unpruned(run) for trial in search.trials):
-        fixed = optuna.trial.FixedTrial(trial)
-        params, value = curves.space(fixed), trial["accuracies"][-1]
-        made = optuna.trial.create_trial(
-            params=params, distributions=fixed.distributions, value=value
-        )
-        study.add_trial(made)
-    return study

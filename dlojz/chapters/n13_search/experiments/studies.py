@@ -128,7 +128,11 @@ def main():
     add("--trials", type=positive, help="whole trials that a study may pay for")
     add("--repeats", type=positive, help="studies of each kind, each with a seed of its own")
     add("--seeds", type=positive, help="fresh seeds of each winner")
-    add("--reduction", type=flags.at_least(2), help="of Hyperband: one trial in so many goes on")
+    add(
+        "--reduction",
+        type=flags.at_least(2),
+        help="factor of Hyperband: one in this many trials goes on",
+    )
     add("--minutes", type=float, default=60, help="begin no repeat that would take longer")
     args = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
