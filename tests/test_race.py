@@ -1,18 +1,24 @@
 """The race, with real processes: a late joiner, a crash, a tie, a cheat, kills and a full disk."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import pytest
 from waiting import until
 
 from conftest import fill
-from dlojz import course, launch, race
+from dlojz import course, images, launch, race
 from dlojz.race import organiser, ranking, results
 
 TINY = "--model shufflenet_v2_x0_5 --image-size 32 -b 16 --num-workers 0"
+SLOW = (
+    "        chrono.validation()",
+    "        __import__('time').sleep(1)\n        chrono.validation()",
+)
 STARTER = f"dlojz/dlojz.py {TINY}"
 
 
@@ -72,25 +78,75 @@ def test_a_race_with_a_crash_a_tie_a_late_joiner_and_a_cheat(course_folder, mine
     before = (mine.folder / results.FILE).read_bytes()
     race.run(mine, progress=False)  # nobody waits
     assert (mine.folder / results.FILE).read_bytes() == before
-    ax = race.plot_board(mine)
-    assert ax.get_title("left").endswith("and a tie with same")
+    ax = race.plot_board(mine)[0]
+    assert ax.figure.get_suptitle().endswith("and a tie with same")
 
 
 @pytest.mark.slow
 def test_a_run_is_ended_at_its_budget_and_its_last_weights_judged(course_folder, mine):
-    slow = edited(
-        course_folder,
-        "slow.py",
-        (
-            "        chrono.validation()",
-            "        import time; time.sleep(1)\n        chrono.validation()",
-        ),
-    )
+    slow = edited(course_folder, "slow.py", SLOW)
     race.enter(mine, "slow", f"{slow} {TINY} -e 1000")
     file = mine.folder / "race.toml"
     file.write_text(file.read_text().replace("seconds = 60", "seconds = 5"))
     (place,) = race.run(mine.folder, progress=False)
     assert (place.word, place.seconds) == (ranking.BEST, (5.0, 5.0))
+
+
+@pytest.fixture
+def meter(monkeypatch):
+    """A device that takes 100 W, busy or idle."""
+    monkeypatch.setattr(organiser, "_meters", lambda: {"cpu": "handle"})
+    monkeypatch.setattr(organiser.nvml, "energy_j", lambda _: 100 * time.monotonic())
+
+
+@pytest.mark.slow
+def test_joules_are_measured_and_end_a_run(course_folder, mine, meter):
+    slow = edited(course_folder, "slow.py", SLOW)
+    race.enter(mine, "slow", f"{slow} {TINY} -e 1000")
+    file = mine.folder / "race.toml"
+    file.write_text(file.read_text().replace("# joules = 3000", "joules = 400"))
+    (place,) = race.run(mine.folder, progress=False)
+    assert place.word == ranking.BEST, place.why
+    assert all(400 <= joules < 480 for joules in place.joules)
+    assert all(3 < seconds < 5 for seconds in place.seconds)
+    (one,) = results.read(mine)
+    assert {run["cut"] for run in one.runs.values()} == {True}
+    assert all(90 < run["idle_w"] < 110 for run in one.runs.values())
+    assert len(race.plot_board(mine.folder)) == 3
+
+
+def test_a_budget_of_joules_needs_a_meter_and_a_race_one_machine(course_folder, monkeypatch):
+    made = race.new("races/joules", joules=100)
+    race.enter(made, "first", STARTER)
+    with pytest.raises(race.RaceError, match="no GPU here measures its energy"):
+        race.run(made, progress=False)
+    monkeypatch.setenv("DLOJZ_LAUNCHER", "slurm")
+    with pytest.raises(race.RaceError, match="with DLOJZ_LAUNCHER=local"):
+        race.run(made, progress=False)
+
+
+def test_the_images_of_a_race_stay_the_same(course_folder, mine):
+    race.enter(mine, "first", STARTER)
+    images.generate("other", 2, 1, 1, seed=3, workers=1, progress=False)
+    file = mine.folder / "race.toml"
+    data = json.dumps(str(course_folder / "other"))
+    file.write_text(file.read_text().replace(json.dumps(mine.data), data))
+    with pytest.raises(race.RaceError, match="has 2 classes of seed 3, and the race 4 of seed 0"):
+        race.run(mine.folder, progress=False)
+
+
+def test_a_job_has_an_empty_home_and_finds_what_was_installed(monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    monkeypatch.setattr(organiser.site, "ENABLE_USER_SITE", True)
+    before = dict(os.environ)
+    with organiser._clean_home():
+        home = os.environ["HOME"]
+        assert not os.listdir(home)
+        names = ("TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+        assert {os.environ[name] for name in names} == {home}
+        assert os.environ["PYTHONUSERBASE"] == organiser.site.getuserbase()
+    assert dict(os.environ) == before
+    assert not os.path.exists(home)
 
 
 ORGANISER = "from dlojz import race; race.run('races/mine', progress=False)"

@@ -339,6 +339,10 @@ def test_faster_than_physics_is_an_error(run, model, accuracy, idle_w, told):
 # The board ----------------------------------------------------------------------------------------
 
 
+def title(ax):
+    return ax.figure.get_suptitle()
+
+
 def test_the_board_says_what_is_not_measured_and_how_many_lines_changed(mine, course_folder):
     race.enter(mine, "a", STARTER, by="otter")
     race.enter(mine, "b", "solutions/dlojz_02_amp.py -e 3")
@@ -353,13 +357,13 @@ def test_the_board_says_what_is_not_measured_and_how_many_lines_changed(mine, co
     assert rows["b"][5].startswith("best so far (+20.0 points, gate 4.8, against a)")
     assert rows["a"][5] == "behind b"
     assert rows["waits"][5] == "waits for a run"
-    assert race.plot_board(mine).get_title("left") == "b: 72.0 ± 5.0 % in 20 s"
+    assert title(race.plot_board(mine)[0]) == "b: 72.0 ± 5.0 % in 20 s"
     assert len(race.plot_margins(mine).get_yticklabels()) == 1
 
 
 def test_a_board_without_results_is_drawn(mine):
     assert repr(race.board(mine)) == leaderboard.EMPTY
-    assert race.plot_board(mine).get_title("left") == "No entry has run yet"
+    assert title(race.plot_board(mine)[0]) == "No entry has run yet"
 
 
 def test_the_difference_is_shown_with_the_flags(mine):

@@ -85,7 +85,7 @@ def _board(args):
     else:
         print(table)
     if args.png:
-        race.plot_board(args.folder).figure.savefig(args.png, dpi=150)
+        race.plot_board(args.folder)[0].figure.savefig(args.png, dpi=150)
 
 
 def _diff(args):

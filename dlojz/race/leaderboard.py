@@ -1,18 +1,18 @@
 """The board of a race: a table, pictures, and the difference of an entry from another one."""
 
 import difflib
+from collections import Counter
 
 from dlojz import course, launch
 from dlojz.course import Diff
 from dlojz.figures import drawing
 from dlojz.figures.report import PALETTE
-from dlojz.race import ranking
+from dlojz.race import ranking, results
 from dlojz.race.entering import entries
 from dlojz.race.rules import RaceError, open_race
 from dlojz.table import BAD, GOOD, QUIET, Table
 
 EMPTY = 'nothing is entered yet: dlojz race enter FOLDER NAME "dlojz/dlojz.py ..."'
-COLOURS = {ranking.BEST: GOOD, ranking.TIE: PALETTE["data"]}
 
 
 def board(race) -> Table:
@@ -93,20 +93,33 @@ def _differences(base, files, old="", new="", headings=False) -> list[str]:
 # Pictures -----------------------------------------------------------------------------------------
 
 
-def plot_board(race, ax=None):
-    """Draw accuracy over seconds with 95 % intervals, and the budget."""
+def plot_board(race, axes=None):
+    """Draw accuracy, seconds and, where they are measured, joules of each entry; return the axes.
+
+    A dot is a run. The bar is the 95 % interval of the mean accuracy; a line shows the budget.
+    """
     race = open_race(race)
     places = [place for place in ranking.standings(race) if place.accuracies]
-    with drawing.axes(ax, (7.5, 4.2), "both") as ax:
-        for place in places:
-            colour = COLOURS.get(place.word, QUIET)
-            x, y, half = _mean(place.seconds), 100 * place.accuracy, 100 * (place.half or 0)
-            ax.errorbar(x, y, half, color=colour, marker="o", ms=7, capsize=4, mec="white")
-            ax.annotate(place.name, (x, y), (7, 4), textcoords="offset points", color=colour)
-        ax.axvline(race.seconds, color=BAD, ls="--", lw=1)
-        ax.set(title=_finding(race, places), xlabel="seconds of a run, from start to end")
-        ax.set(ylabel="accuracy (%), on images drawn afterwards", xlim=(0, 1.08 * race.seconds))
-    return ax
+    columns = ["accuracy (%)", "seconds", "joules"][: 3 if all(p.joules for p in places) else 2]
+    shape, size = (1, len(columns)), (9, 2 + 0.42 * len(places))
+    with drawing.axes(axes, size, "x", shape, sharey=True) as axes:
+        for row, place in enumerate(places):
+            tie = place.word == ranking.TIE and place.against == places[0].name
+            colour = GOOD if place.word == ranking.BEST else PALETTE["data"] if tie else QUIET
+            values = ([100 * a for a in place.accuracies], place.seconds, place.joules)
+            for ax, runs in zip(axes, values, strict=False):
+                ax.plot(runs, [row + 0.25] * len(runs), "o", ms=4, color=colour, alpha=0.5, mew=0)
+                ax.plot(_mean(runs), row, "D", ms=7, color=colour, mec="white")
+            ends = 100 * (place.accuracy - place.half), 100 * (place.accuracy + place.half)
+            axes[0].plot(ends, (row, row), color=colour, lw=4, alpha=0.45, solid_capstyle="butt")
+        drawing.rows(axes[0], [place.name for place in places])
+        for ax, label, most in zip(axes, columns, (None, race.seconds, race.joules), strict=False):
+            ax.set_xlabel(label)
+            if most:
+                ax.axvline(most, color=BAD, ls="--", lw=1)
+                ax.set_xlim(0, 1.08 * most)
+        drawing.entitle(axes[0], _finding(race, places), _setting(race, places))
+    return axes
 
 
 def _finding(race, places):
@@ -114,22 +127,36 @@ def _finding(race, places):
         return "No entry has run yet"
     best = places[0]
     ties = [p.name for p in places if p.word == ranking.TIE and p.against == best.name]
-    half = f" ± {100 * best.half:.1f}" if best.half is not None else ""
-    told = f"{best.name}: {100 * best.accuracy:.1f}{half} % in {race.seconds} s"
-    return told + (f", and a tie with {', '.join(ties)}" if ties else "")
+    told = f"{best.name}: {100 * best.accuracy:.1f} ± {100 * best.half:.1f} %"
+    return f"{told} in {race.seconds} s" + (f", and a tie with {', '.join(ties)}" if ties else "")
+
+
+def _setting(race, places):
+    if not places:
+        return ""
+    last = [one for one in results.read(race) if one.done][-1]
+    return f"{last.place}; {race.runs} runs each, judged on images that were drawn afterwards"
 
 
 def plot_margins(race, ax=None):
     """Draw the differences from the best so far, seed by seed, and the gate for their mean."""
-    found = [place for place in ranking.standings(open_race(race)) if place.margin]
-    with drawing.axes(ax, (7.5, 1.6 + 0.5 * len(found)), "x") as ax:
-        for row, place in enumerate(found):
-            one = place.margin
-            ax.barh(row, 2 * one.gate, 0.7, -one.gate, color="#EFEFF3")
+    race = open_race(race)
+    places = ranking.standings(race)
+    found = [place.margin for place in places if place.margin]
+    with drawing.axes(ax, (8, 2 + 0.42 * len(found)), "x") as ax:
+        for row, one in enumerate(found):
             colour = {ranking.AHEAD: GOOD, ranking.BEHIND: BAD}.get(one.word, PALETTE["data"])
-            ax.plot(one.points, [row] * len(one.points), "o", ms=4, color=colour, alpha=0.5, mew=0)
+            ax.barh(row, 2 * one.gate, 0.7, -one.gate, color="#E6E6EC")
+            ax.plot(one.points, [row] * len(one.points), "o", ms=4, color=colour, alpha=0.45, mew=0)
             ax.plot(one.mean, row, "D", ms=7, color=colour, mec="white")
-        drawing.rows(ax, [f"{p.name} against {p.margin.best}" for p in found])
+        drawing.rows(ax, [f"{one.challenger} against {one.best}" for one in found])
         ax.axvline(0, color="black", lw=1)
-        ax.set(title="A mean must leave the grey gate", xlabel="points of accuracy, by seed")
+        ax.set_xlabel("points of accuracy; in the grey gate, a mean is a tie")
+        counts = Counter(one.word for one in found)
+        told = ", ".join(
+            f"{counts[word]} {word}" for word in (ranking.AHEAD, ranking.TIE, ranking.BEHIND)
+        )
+        drawing.entitle(
+            ax, f"{len(found)} challengers: {told}", _setting(race, places if found else [])
+        )
     return ax
