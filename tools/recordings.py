@@ -398,7 +398,7 @@ RECORDINGS = {
         "12-map": at("choices.py"),  # nor does this, but ten minutes
     },
     "13": {  # their sizes suit the device
-        "13-studies": f"{at('studies.py')} --minutes 5.5",
+        "13-studies": f"{at('studies.py')} --minutes 6",
         "13-transfer": at("transfer.py"),
     },
     "14": {  # its sizes suit the device
