@@ -79,10 +79,10 @@ def test_a_complete_training_is_told_again_and_a_stopped_one_is_not(trained, mon
     monkeypatch.setattr(trained, "_train", lambda *given: seen.append(given) or own(*given))
     next(trained.epochs(SUGGESTED, 0))
     found = [trained.whole(SUGGESTED, 0) for _ in range(2)]
-    assert len(seen) == 2, "stopped, then whole"
+    assert len(seen) == 3, "the first of a model, stopped, and whole"
     assert found[0] == found[1]
     trained.whole(SUGGESTED, 1)
-    assert len(seen) == 3, "another seed"
+    assert len(seen) == 4, "another seed"
 
 
 def test_what_is_suggested_becomes_the_trainers_flags(trained):

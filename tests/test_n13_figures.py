@@ -95,7 +95,7 @@ def test_budgets_are_compared_with_random_search_by_repeats(run):
     assert len(axes) == 2, "random search, and TPE"
     assert title(axes).startswith("Winners of the same budget, no pruning: random 77.0 %, TPE 80.0")
     assert "Hyperband: random 77.0 %" in title(axes)
-    assert axes[1].get_title("left") == "TPE: 3.0 ± 0.0 points better"
+    assert axes[1].get_title("left") == "TPE\n3.0 ± 0.0 points better"
     assert axes[0].get_xlabel() == "GPU-seconds of trials"
     lines = {line.get_label(): line for line in axes[0].lines}
     assert lines["Hyperband: best so far"].get_ydata()[-1] == pytest.approx(80)
@@ -108,7 +108,7 @@ def test_a_stopped_trial_counts_that_would_have_been_among_the_best(run):
     axes = n13.plot_stopped(run)
     assert (
         title(axes) == "Hyperband stopped 2 trials of a repeat: 1 would have ended in the best 3 "
-        "of its study"
+        "of a study"
     )
     assert axes[0].get_title("left") == "random: 2 of 5 stopped, 1 of the best 3"
 

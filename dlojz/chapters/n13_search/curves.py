@@ -79,10 +79,13 @@ class Curves:
         and validation, on a processor those of all its cores; without building the model. unseen:
         the accuracy on images that no search sees.
         """
+        model = model or self.args.model
+        if model not in self.modules:
+            next(self._train({}, seed, model))  # compiles, and chooses kernels, before any clock
         key = (*suggested.items(), seed, model)
         if key not in self.complete:
             curve = []
-            for epoch in self._train(suggested, seed, model or self.args.model):
+            for epoch in self._train(suggested, seed, model):
                 curve.append({name: round(value, 4) for name, value in epoch.items()})
                 yield curve[-1]
             self.complete[key] = curve

@@ -80,7 +80,7 @@ def plot_budgets(run, axes=None):
             for shift, pruner in enumerate(PRUNERS):
                 if every := found.get((name, pruner)):
                     _plot_budget(ax, every, end, shift)
-            drawing.caption(ax, f"{SAMPLERS[name]}{_beside_random(found, name)}")
+            drawing.caption(ax, f"{SAMPLERS[name]}\n{_beside_random(found, name)}")
             ax.set(xlabel=f"{_clock(run)} of trials", xlim=(0, 1.16 * end))
         axes[0].set_ylabel("best accuracy so far (%)")
         low, high = axes[0].get_ylim()
@@ -116,7 +116,7 @@ def _beside_random(found, name):
         {s.repeat: s.fresh("unseen") for s in found.get((n, "none"), [])} for n in ("random", name)
     )
     difference = paired.difference(clean, own)
-    return f": {paired.words(difference)}" if name != "random" and difference else ""
+    return paired.words(difference) if name != "random" and difference else ""
 
 
 def _budgets_text(found):
@@ -160,7 +160,7 @@ def plot_stopped(run, axes=None):
             named |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
         drawing.legend(axes[0], 1, (0, 1), named, loc="upper left", fontsize=8)
         text = f"Hyperband stopped {len(ended)} trials of a repeat: {sum(t['top'] for t in ended)} "
-        entitle(axes[0], f"{text}would have ended in the best {TOP} of its study", _setting(run))
+        entitle(axes[0], f"{text}would have ended in the best {TOP} of a study", _setting(run))
     return axes
 
 

@@ -140,7 +140,6 @@ def main():
     total = len(numbers) * len(PRUNERS) * len(args.samplers) * args.trials * args.epochs
     with session.begin(args, device) as (run, _), tqdm(total=total, unit="epoch") as progress:
         search = Search(run, args, Curves(args, device, curves.draw(args, device)), progress)
-        next(search.trained.epochs({}, 0))  # compiles, so that no trial has to
         if idr_torch.is_master:
             search.again("default", {}, NOISE)
         first = time.perf_counter()
