@@ -5,6 +5,7 @@ for it, because a job's start would take longer than the training.
 """
 
 import argparse
+import copy
 import sys
 import time
 from collections.abc import Iterator
@@ -58,19 +59,26 @@ class Curves:
         self.args, self.device, self.data = args, device, data
         # That of 05, as later ones would share a training among the processes of a job.
         self.trainer = imports.from_file(course.solution("05"), "solution")
-        self.complete, self.modules, place = {}, {}, self.trainer.placed
+        self.complete, self.drawn, self.modules = {}, {}, {}
+        build, place = self.trainer.build_model, self.trainer.placed
+
+        def built(given, classes):
+            key = given.model, given.seed  # drawing the first weights takes a tenth of a second
+            if key not in self.drawn:
+                self.drawn[key] = build(given, classes)
+            return self.drawn[key]
 
         def placed(model, given, device):
             module = self.modules.get(given.model)
             if module is None:
-                module = self.modules[given.model] = place(model, given, device)
+                module = self.modules[given.model] = place(copy.deepcopy(model), given, device)
                 if self.args.compile != "off":
                     module.compile(mode=self.args.compile)
             else:
                 module.load_state_dict(model.state_dict())
             return module
 
-        self.trainer.placed = placed
+        self.trainer.build_model, self.trainer.placed = built, placed
 
     def epochs(self, suggested: dict, seed: int, model: str = "") -> Iterator[dict]:
         """Yield `accuracy` and `seconds` of each epoch, and with the last one `unseen`.
