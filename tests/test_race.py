@@ -78,6 +78,9 @@ def test_a_race_with_a_crash_a_tie_a_late_joiner_and_a_cheat(course_folder, mine
     before = (mine.folder / results.FILE).read_bytes()
     race.run(mine, progress=False)  # nobody waits
     assert (mine.folder / results.FILE).read_bytes() == before
+    places = {place.name: place for place in race.run(mine, again=True, progress=False)}
+    assert [number for number, name, _ in runs(mine) if name == "same"] == [1, 1, 3, 3]
+    assert len(places["same"].margin.points) == 4
     ax = race.plot_board(mine)[0]
     assert ax.figure.get_suptitle().endswith("and a tie with same")
 

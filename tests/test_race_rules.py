@@ -303,6 +303,17 @@ def test_one_that_fails_is_out_and_a_best_that_fails_again_is_too(mine):
     }
 
 
+def test_another_round_of_a_tie_counts_together_with_the_first(mine):
+    put(mine, 1, a=(0.50, 0.52, 0.54), b=(0.54, 0.56, 0.58), c=(0.1, 0.1, 0.1))
+    (tie,) = (p for p in ranking.standings(mine) if p.word == ranking.TIE)
+    assert tie.ties_with("a")
+    put(mine, 2, a=(0.60, 0.62, 0.64), b=(0.64, 0.66, 0.68))
+    places = ranking.standings(mine)
+    assert [place.name for place in places] == ["b", "a", "c"]
+    assert places[0].margin.points == pytest.approx((4.0,) * 6)
+    assert places[0].margin.gate < tie.margin.gate / math.sqrt(2)
+
+
 def test_a_round_that_is_not_over_changes_no_place(mine):
     put(mine, 1, a=(0.50, 0.52, 0.54))
     begin(mine, 2, "ab", [0, 1, 2])
@@ -358,7 +369,6 @@ def test_the_board_says_what_is_not_measured_and_how_many_lines_changed(mine, co
     assert rows["a"][5] == "behind b"
     assert rows["waits"][5] == "waits for a run"
     assert title(race.plot_board(mine)[0]) == "b: 72.0 ± 5.0 % in 20 s"
-    assert len(race.plot_margins(mine).get_yticklabels()) == 1
 
 
 def test_a_board_without_results_is_drawn(mine):
@@ -427,3 +437,28 @@ def test_the_rules_page_names_the_commands_that_there_are():
     for action in re.findall(r"^dlojz race (\w+)", page, re.M):
         assert f'"{action}"' in (Path(cli.__file__).with_name("race.py")).read_text()
     assert f"{entering.LARGEST // 1000} kB" in page
+
+
+def test_entries_of_other_users_are_run_only_if_they_were_read(mine, capsys, monkeypatch):
+    race.enter(mine, "own", STARTER)
+    theirs = race.enter(mine, "theirs", STARTER)
+    read = entering._read
+
+    def by_another(folder):
+        entry = read(folder)
+        return replace(entry, owner=entry.owner + 1) if folder.name == "theirs" else entry
+
+    def only_begin(of_race, one, *_):
+        raise RuntimeError(" ".join(one.entries))
+
+    monkeypatch.setattr(entering, "_read", by_another)
+    monkeypatch.setattr(organiser, "_run", only_begin)
+    with pytest.raises(RuntimeError, match=r"^own$"):
+        race.run(mine, progress=False)
+    (mine.folder / results.FILE).unlink()
+    with pytest.raises(RuntimeError, match=r"^own theirs$"):
+        race.run(mine, read=[theirs.sha256], progress=False)
+    (mine.folder / results.FILE).unlink()
+    monkeypatch.setattr(organiser, "_begin", lambda *_: False)
+    assert cli.main(["race", "run", "races/mine"]) == 0
+    assert "of other users, and not run: theirs; read them" in capsys.readouterr().out

@@ -2,8 +2,11 @@
 
 import argparse
 import json
+import os
 import shlex
 from pathlib import Path
+
+from dlojz.classroom import share
 
 TEXT = """\
   dlojz race new races/mine --seconds 20
@@ -12,9 +15,9 @@ TEXT = """\
   dlojz race board races/mine --png board.png
   dlojz race diff races/mine starter
 
-An entry is a trainer and its flags; nothing of it is run before `dlojz race run`, which runs it as
-the organiser's own process: read the entries first, with `dlojz race diff`. docs/race.md has the
-rules. To let others enter: chmod 1777 races/mine/entries
+An entry is a trainer and its flags. `dlojz race run` runs it as the organiser's own process, so an
+entry of another user is not run without --yes: read it first, with `dlojz race diff`. docs/race.md
+has the rules. To let others enter: chmod 1777 races/mine/entries
 """
 
 
@@ -39,9 +42,11 @@ def add(parser):
     arg = action("enter", _enter, "enter a trainer and its flags")
     arg("name", help="name of the entry: small letters, digits and -")
     arg("command", help='"dlojz/dlojz.py --model resnet18 -e 2", in quotes')
-    arg("--as", dest="by", default="", metavar="NAME", help="a pseudonym, for the board")
+    arg("--as", dest="by", metavar="NAME", help="a pseudonym (default: that of `dlojz share`)")
 
-    action("run", _run, "run and judge the entries that wait; resumes after an interruption")
+    arg = action("run", _run, "run and judge the entries that wait; resumes after an interruption")
+    arg("--yes", action="store_true", help="also run those of other users: you have read them")
+    arg("--again", action="store_true", help="then one more round of the best and its ties")
 
     arg = action("board", _board, "show the places, and why they are so")
     arg("--png", type=Path, help="draw the board into this file")
@@ -65,15 +70,21 @@ def _new(args):
 def _enter(args):
     from dlojz import race
 
-    made = race.enter(args.folder, args.name, args.command, args.by)
+    shared = share.consent_of() if args.by is None else None
+    by = shared.pseudonym if shared else args.by or ""
+    made = race.enter(args.folder, args.name, args.command, by)
     print(f"{made.name} is entered: {made.folder}, sha256 {made.sha256[:16]}")
 
 
 def _run(args):
     from dlojz import race
 
-    race.run(args.folder)
+    others = [entry for entry in race.waiting(args.folder) if entry.owner != os.getuid()]
+    race.run(args.folder, args.again, [entry.sha256 for entry in others if args.yes])
     print(race.board(args.folder))
+    if others and not args.yes:
+        names = ", ".join(entry.name for entry in others)
+        print(f"of other users, and not run: {names}; read them with `dlojz race diff`, then --yes")
 
 
 def _board(args):

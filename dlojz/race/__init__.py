@@ -11,8 +11,8 @@ organiser only appends. docs/race.md has the rules for people.
 """
 
 from dlojz.race.entering import Entry, enter, entries
-from dlojz.race.leaderboard import board, diff, plot_board, plot_margins
-from dlojz.race.organiser import run
+from dlojz.race.leaderboard import board, diff, plot_board
+from dlojz.race.organiser import run, waiting
 from dlojz.race.ranking import Standing, standings
 from dlojz.race.rules import Race, RaceError, new, open_race
 
@@ -28,7 +28,7 @@ __all__ = [
     "new",
     "open_race",
     "plot_board",
-    "plot_margins",
     "run",
     "standings",
+    "waiting",
 ]

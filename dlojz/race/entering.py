@@ -8,6 +8,7 @@ import ast
 import difflib
 import hashlib
 import json
+import os
 import re
 import secrets
 import shutil
@@ -39,6 +40,7 @@ class Entry:
     entered: float  # Unix seconds
     files: Mapping[str, bytes]  # the trainer, as launch.beside.COPY, and the modules beside it
     folder: Path
+    owner: int  # number of the user
 
     @property
     def sha256(self) -> str:
@@ -73,7 +75,8 @@ def enter(race, name: str, command, by: str = "") -> Entry:
             f"{trainer} and its modules have {size:,} bytes, expected at most {LARGEST:,}: an "
             "entry is a program, and learns all else within the budget"
         )
-    entry = Entry(name, by, tuple(flags), time.time(), files, race.folder / "entries" / name)
+    folder = race.folder / "entries" / name
+    entry = Entry(name, by, tuple(flags), time.time(), files, folder, os.getuid())
     _write(entry)
     return entry
 
@@ -115,6 +118,8 @@ def _write(entry):
                 (temporary / path).parent.mkdir(parents=True, exist_ok=True)
                 (temporary / path).write_bytes(content)
                 (temporary / path).chmod(0o444)
+            for folder in (temporary, *filter(Path.is_dir, temporary.rglob("*"))):
+                folder.chmod(0o755)  # the organiser may be another user
             temporary.rename(entry.folder)
     except FileExistsError:
         raise _taken(entry) from None
@@ -168,7 +173,8 @@ def _read(folder) -> Entry:
         if any((folder / Path(*parts[:i])).is_symlink() for i in range(1, len(parts))):
             raise ValueError(f"{path} is behind a link")
     files = {path: course.read_small(folder / path, LARGEST, links=False) for path in paths}
-    entry = Entry(folder.name, by, tuple(flags), float(about["entered"]), files, folder)
+    when, owner = float(about["entered"]), folder.stat().st_uid
+    entry = Entry(folder.name, by, tuple(flags), when, files, folder, owner)
     if entry.sha256 != about["sha256"]:
         raise ValueError("its files have changed since it was entered: enter it under another name")
     return entry

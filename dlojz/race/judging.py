@@ -24,7 +24,7 @@ from dlojz.runs import log
 from dlojz.training import data, imports, shards
 
 SLACK = 2  # a processor that others slow down while its peak is measured may be faster later
-SIDE, TIMES = 1536, 5  # of the matrix product that measures it
+SIDE, TIMES = 1024, 4  # of the matrix product that measures it
 BATCH = 64
 PREFIXES = ("module.", "_orig_mod.")  # of DDP and torch.compile
 
@@ -40,15 +40,16 @@ def main():
     given.data, given.seed = str(args.images), 0
     transform = trainer.build_transforms(given)[1]
     images = data.open_set(given, "val", trainer.decode, transform)
-    rows = []
+    models, rows = {}, []
     for run in args.runs:
         try:
-            model = weighed(trainer.build_model(given, len(images.classes)), run, device)
-        except Exception as error:  # what its build_model or torch raises: it is out, not the race
+            models[run] = weighed(trainer.build_model(given, len(images.classes)), run, device)
+            rows.append({"why": "", "of": len(images)})
+        except Exception as error:  # what build_model or torch raises: it is out, not the race
             why = f"its weights can't be loaded: {' '.join(str(error).split())}"
             rows.append({"why": why[:500]})
-            continue
-        rows.append({"why": "", "right": right(model, images, device), "of": len(images)})
+    counts = right(models, images, device)
+    rows = [row | {"right": counts.get(run)} for run, row in zip(args.runs, rows, strict=True)]
     model = work(trainer, given, len(images.classes)) | best_speed(device)
     told = {"rows": rows, "model": model | {"classes": len(images.classes)}}
     course.write_atomically(Path(os.environ["DLOJZ_RUN"], "judged.json"), json.dumps(told))
@@ -64,20 +65,17 @@ def weighed(model, run, device):
 
 
 @torch.no_grad()
-def right(model, images, device) -> int:
-    """Return the number of images whose class a model names."""
-    keys = [
-        [(0, i) for i in range(at, min(at + BATCH, len(images)))]
-        for at in range(0, len(images), BATCH)
-    ]
-    loader = torch.utils.data.DataLoader(
-        images, batch_sampler=keys, collate_fn=images.collate, num_workers=0
-    )
-    total = 0
-    for batch, labels in loader:
-        logits = model(data.normalize(batch.to(device)))
-        total += int((logits.argmax(1) == labels.to(device)).sum())
-    return total
+def right(models, images, device) -> dict:
+    """Return the number of images whose class each model names; each image is decoded once."""
+    indices, counts = range(len(images)), dict.fromkeys(models, 0)
+    keys = [[(0, i) for i in indices[at : at + BATCH]] for at in indices[::BATCH]]
+    for batch, labels in torch.utils.data.DataLoader(
+        images, batch_sampler=keys, collate_fn=images.collate
+    ):
+        batch, labels = data.normalize(batch.to(device)), labels.to(device)
+        for run, model in models.items():
+            counts[run] += int((model(batch).argmax(1) == labels).sum())
+    return counts
 
 
 def work(trainer, given, classes) -> dict:
@@ -106,7 +104,7 @@ def best_speed(device) -> dict:
 
 
 def product(device, dtype) -> float:
-    """Return the FLOP/s of a large matrix product; 0 for bfloat16 where it is emulated."""
+    """Return the FLOP/s of a large matrix product."""
     a, seconds = torch.randn(SIDE, SIDE, device=device).to(dtype), []
     for _ in range(TIMES):
         begin = time.perf_counter()

@@ -1,7 +1,6 @@
 """The board of a race: a table, pictures, and the difference of an entry from another one."""
 
 import difflib
-from collections import Counter
 
 from dlojz import course, launch
 from dlojz.course import Diff
@@ -45,7 +44,7 @@ def _mean(values):
 
 def _words(place) -> str:
     if place.word == ranking.OUT:
-        return f"out: {place.why}"
+        return f"out: {place.why[:160]}"
     if not (found := place.margin):
         return f"{place.word} {place.against}".strip()
     told = f"{found.mean:+.1f} points, gate {found.gate:.1f}"
@@ -100,16 +99,19 @@ def plot_board(race, axes=None):
     """
     race = open_race(race)
     places = [place for place in ranking.standings(race) if place.accuracies]
-    columns = ["accuracy (%)", "seconds", "joules"][: 3 if all(p.joules for p in places) else 2]
+    columns = ["accuracy (%)", "seconds; grey: below the floor", "joules"][
+        : 3 if all(p.joules for p in places) else 2
+    ]
     shape, size = (1, len(columns)), (9, 2 + 0.42 * len(places))
     with drawing.axes(axes, size, "x", shape, sharey=True) as axes:
         for row, place in enumerate(places):
-            tie = place.word == ranking.TIE and place.against == places[0].name
+            tie = place.ties_with(places[0].name)
             colour = GOOD if place.word == ranking.BEST else PALETTE["data"] if tie else QUIET
             values = ([100 * a for a in place.accuracies], place.seconds, place.joules)
             for ax, runs in zip(axes, values, strict=False):
                 ax.plot(runs, [row + 0.25] * len(runs), "o", ms=4, color=colour, alpha=0.5, mew=0)
                 ax.plot(_mean(runs), row, "D", ms=7, color=colour, mec="white")
+            axes[1].barh(row, place.floor_s or 0, 0.5, color="#DCDCE3")
             ends = 100 * (place.accuracy - place.half), 100 * (place.accuracy + place.half)
             axes[0].plot(ends, (row, row), color=colour, lw=4, alpha=0.45, solid_capstyle="butt")
         drawing.rows(axes[0], [place.name for place in places])
@@ -126,7 +128,7 @@ def _finding(race, places):
     if not places:
         return "No entry has run yet"
     best = places[0]
-    ties = [p.name for p in places if p.word == ranking.TIE and p.against == best.name]
+    ties = [place.name for place in places if place.ties_with(best.name)]
     told = f"{best.name}: {100 * best.accuracy:.1f} ± {100 * best.half:.1f} %"
     return f"{told} in {race.seconds} s" + (f", and a tie with {', '.join(ties)}" if ties else "")
 
@@ -136,27 +138,3 @@ def _setting(race, places):
         return ""
     last = [one for one in results.read(race) if one.done][-1]
     return f"{last.place}; {race.runs} runs each, judged on images that were drawn afterwards"
-
-
-def plot_margins(race, ax=None):
-    """Draw the differences from the best so far, seed by seed, and the gate for their mean."""
-    race = open_race(race)
-    places = ranking.standings(race)
-    found = [place.margin for place in places if place.margin]
-    with drawing.axes(ax, (8, 2 + 0.42 * len(found)), "x") as ax:
-        for row, one in enumerate(found):
-            colour = {ranking.AHEAD: GOOD, ranking.BEHIND: BAD}.get(one.word, PALETTE["data"])
-            ax.barh(row, 2 * one.gate, 0.7, -one.gate, color="#E6E6EC")
-            ax.plot(one.points, [row] * len(one.points), "o", ms=4, color=colour, alpha=0.45, mew=0)
-            ax.plot(one.mean, row, "D", ms=7, color=colour, mec="white")
-        drawing.rows(ax, [f"{one.challenger} against {one.best}" for one in found])
-        ax.axvline(0, color="black", lw=1)
-        ax.set_xlabel("points of accuracy; in the grey gate, a mean is a tie")
-        counts = Counter(one.word for one in found)
-        told = ", ".join(
-            f"{counts[word]} {word}" for word in (ranking.AHEAD, ranking.TIE, ranking.BEHIND)
-        )
-        drawing.entitle(
-            ax, f"{len(found)} challengers: {told}", _setting(race, places if found else [])
-        )
-    return ax

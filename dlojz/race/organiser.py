@@ -12,7 +12,7 @@ import site
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from dlojz.jobs import keeper
 from dlojz.launch import State
 from dlojz.machine import cpus, nvml
 from dlojz.race import ranking, results
-from dlojz.race.entering import entries
+from dlojz.race.entering import Entry, entries
 from dlojz.race.rules import RaceError, open_race
 from dlojz.runs import log
 
@@ -37,22 +37,28 @@ JUDGE_S = 600  # for a judgement
 LOOK_S, TURN_S = 0.05, 1.0
 
 
-def run(race, progress: bool = True) -> list[ranking.Standing]:
+def run(race, again=False, read: Collection[str] = (), progress=True) -> list[ranking.Standing]:
     """Run and judge the entries that wait, in rounds, and return the places of all.
 
     Each round is of the best so far and of the entries that came since. A call that was interrupted
     resumes where it stopped. Raises RaceError for what has to be mended first.
+
+    again: then have one more round of the best so far and its ties.
+    read: checksums of entries that you have read: those of other users are not run without.
     """
     race = open_race(race)
     _check(race)
     bar = tqdm(unit="run", disable=not progress, desc=f"race {race.folder.name}")
     with bar:
-        while _step(race, bar):
+        while _step(race, bar, read):
             pass
+        if again:
+            while _step(race, bar, read, again):
+                again = False
     return ranking.standings(race)
 
 
-def _step(race, bar) -> bool:
+def _step(race, bar, read, again=False) -> bool:
     """Take the next step of a race; return whether there may be another one."""
     with results.turn(race) as free:
         if not free:
@@ -62,7 +68,7 @@ def _step(race, bar) -> bool:
             rounds = results.read(race)
             one = rounds[-1] if rounds else None
             if one is None or one.done:
-                return _begin(race, rounds)
+                return _begin(race, rounds, read, again)
             _check_round(race, one)
             bar.total, bar.n = len(one.entries) * len(one.seeds), len(one.runs)
             bar.refresh()
@@ -112,13 +118,18 @@ def _place() -> str:
     return f"{socket.gethostname()}, {cpus.name()}"
 
 
-def _begin(race, rounds) -> bool:
-    """Begin a round of the best so far and of those that wait; return whether there are any."""
+def _begin(race, rounds, read, again) -> bool:
+    """Begin a round of the best so far and of those that wait; return whether there are any.
+
+    again: of its ties, if nobody waits.
+    """
     there, damaged = entries(race)
     known = {entry.name: entry.sha256 for entry in there}
-    places = {place.name: place.word for place in ranking.standings(race, known)}
-    best = next((name for name, word in places.items() if word == ranking.BEST), "")
-    new = [name for name in known if places[name] == ranking.WAITS]
+    places = {place.name: place for place in ranking.standings(race, known)}
+    best = next((name for name, place in places.items() if place.word == ranking.BEST), "")
+    new = [e.name for e in waiting(race) if e.owner == os.getuid() or e.sha256 in read]
+    if again and not new:
+        new = [name for name in known if places[name].ties_with(best)]
     if not new:
         return False
     if best and best not in known:
@@ -129,6 +140,13 @@ def _begin(race, rounds) -> bool:
     about = {"entries": chosen, "seeds": seeds, "rules": race.rules, "place": _place()}
     results.append(race, "round", len(rounds) + 1, **about, time=time.time())
     return True
+
+
+def waiting(race) -> list[Entry]:
+    """Return the entries that wait for a run."""
+    there, _ = entries(race)
+    places = {p.name: p.word for p in ranking.standings(race, [entry.name for entry in there])}
+    return [entry for entry in there if places[entry.name] == ranking.WAITS]
 
 
 # A run --------------------------------------------------------------------------------------------

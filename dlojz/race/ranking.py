@@ -1,10 +1,10 @@
 """The order of the entries, from results alone: who is ahead, who ties, and who is out.
 
-A challenger and the best so far are compared with the same seeds, in one round. It goes ahead only
-if (mean - best) * sqrt(n) clears the gate: t * sqrt(2) * sd, where sd is that of all recorded runs
-of the best so far around their round's mean, and t is Student's for the rules' level and the runs
-behind this sd. With many runs t is 1.65, as in the rules of the speedruns; both means are noisy,
-hence the square root of 2.
+A challenger and the best so far are compared with the same seeds, in the same rounds. It goes
+ahead only if (mean - best) * sqrt(n) clears the gate: t * sqrt(2) * sd, where sd is that of all
+recorded runs of the best so far around their round's mean, and t is Student's for the rules' level
+and the runs behind this sd. With many runs t is 1.65, as in the rules of the speedruns; both means
+are noisy, hence the square root of 2.
 """
 
 import math
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dlojz.race.results import Round, read
-from dlojz.race.rules import Race
+from dlojz.race.rules import open_race
 from dlojz.runs.stats import half_width
 
 AHEAD, TIE, BEHIND = "ahead", "tie", "behind"
@@ -55,6 +55,10 @@ class Standing:
     joules: tuple[float, ...] | None = None
     floor_s: float | None = None  # the least time that its updates need: the largest of its runs
 
+    def ties_with(self, best: str) -> bool:
+        """Return whether no difference from the best so far was shown."""
+        return self.word == TIE and self.against == best
+
     @property
     def accuracy(self) -> float | None:
         return statistics.fmean(self.accuracies) if self.accuracies else None
@@ -65,13 +69,13 @@ class Standing:
         return half_width(self.accuracies) if len(self.accuracies) > 1 else None
 
 
-def standings(race: Race, names=()) -> list[Standing]:
+def standings(race, names=()) -> list[Standing]:
     """Return the entries' places, the best first; those that wait, and those that are out, last.
 
     names: entries that may not have run yet.
     """
     found, best, before = {}, "", []
-    for one in (one for one in read(race) if one.done):
+    for one in (one for one in read(open_race(race)) if one.done):
         before.append(one)
         if best and (why := one.failure(best)):  # all have to run again
             found = {name: place for name, place in found.items() if place.word == OUT}
@@ -79,7 +83,7 @@ def standings(race: Race, names=()) -> list[Standing]:
         for name in one.entries:
             if name == best:  # its newer results are shown
                 found[name] = replace(found[name], **_results(one, name))
-            elif name not in found:
+            elif name not in found or found[name].word == TIE:
                 found[name] = _challenge(before, name, best)
                 if found[name].word == BEST:
                     if best:
@@ -89,7 +93,7 @@ def standings(race: Race, names=()) -> list[Standing]:
         found.setdefault(name, Standing(name, WAITS))
 
     def order(place):
-        ties = place.word == TIE and place.against == best
+        ties = place.ties_with(best)
         known = (WAITS, OUT).index(place.word) + 3 if not place.accuracies else 2 - ties
         return known * (place.word != BEST), -(place.accuracy or 0)
 
@@ -120,15 +124,18 @@ def _results(one: Round, name) -> dict:
 
 
 def margin(rounds: list[Round], name: str, best: str) -> Margin:
-    """Return the comparison of two entries in the last of these rounds."""
-    one = rounds[-1]
-    mine, theirs = ([one.judged[n, seed] for seed in one.seeds] for n in (name, best))
-    pairs = zip(mine, theirs, strict=True)
-    points = tuple(100 * (a["accuracy"] - b["accuracy"]) for a, b in pairs)
+    """Return the comparison of two entries, over all rounds that both have passed."""
+    points, images = [], []
+    for one in rounds:
+        if {name, best} <= one.entries.keys() and not (one.failure(name) or one.failure(best)):
+            for seed in one.seeds:
+                mine, theirs = one.judged[name, seed], one.judged[best, seed]
+                points.append(100 * (mine["accuracy"] - theirs["accuracy"]))
+                images.append(theirs["of"])
     sd, freedom = spread(rounds, best)
-    sd = max(sd, 1 / min(judged["of"] for judged in theirs))  # one image of those that judge
-    gate = quantile(one.rules["level"], freedom) * math.sqrt(2) * sd / math.sqrt(len(points))
-    return Margin(name, best, points, 100 * gate, 100 * sd)
+    sd = max(sd, 1 / min(images))  # one image of those that judge
+    gate = quantile(rounds[-1].rules["level"], freedom) * math.sqrt(2 / len(points)) * sd
+    return Margin(name, best, tuple(points), 100 * gate, 100 * sd)
 
 
 def spread(rounds: list[Round], name: str) -> tuple[float, int]:
