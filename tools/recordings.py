@@ -269,7 +269,8 @@ def _on_a_processor():
     yield "13-cpu-transfer", at("transfer.py")
     rungs = "'00 starter' '03 channels_last' '05 loader' '06 one process' '09 compile' "
     rungs += "'05, validated once'"
-    yield "14-cpu-bought", f"{at('bought.py')} --seconds 15 --seeds 3 --rungs {rungs}"
+    task = "--images-per-class 60 --val-per-class 20 --judged 50 --seconds 15 --seeds 3"
+    yield "14-cpu-bought", f"{at('bought.py')} {task} --rungs {rungs}"
 
 
 def _solution(step):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dlojz import course, images, launch, race
 
-IMAGES = {"gpu": (24, 100, 20), "cpu": (4, 60, 25), "smoke": (2, 16, 8)}  # as of `generate`
+IMAGES = {"gpu": (24, 100, 20), "cpu": (8, 60, 20), "smoke": (2, 16, 8)}  # as of `generate`
 STEP = "05"  # of the trainer that is edited
 LAST = "epoch + 1 == args.epochs"
 EDITS = {  # texts of the trainer, and what they become

@@ -4,7 +4,7 @@ Submitted by a notebook: submit("dlojz/chapters/n14_race/experiments/bought.py")
 
 Each rung is a trainer of the course with its flags, run as a process of its own. The clock runs
 from the process's start to its end, with imports and compilation, whose cache is empty. A pilot of
-two epochs says how many fit in the budget. Trainings of that length follow, with other seeds, in
+a few epochs says how many fit in the budget. Trainings of that length follow, with other seeds, in
 turn: rung by rung, seed by seed. One that takes too long is repeated, an epoch shorter. The saved
 weights are judged on images of their own. Sizes and rungs suit the device.
 """
@@ -49,16 +49,16 @@ SIZES = {  # of --help, with the defaults on a GPU and on a processor
     "batch-size": ("images", 64, 32),
     "lr": ("the highest learning rate", 0.1, 0.02),
     "num-workers": ("at most one per CPU", 16, 2),
-    "classes": ("classes of the images, which are drawn first", 24, 4),
-    "images-per-class": ("images of each class to train on", 100, 60),
-    "val-per-class": ("images of each class to validate on, within the budget", 20, 25),
-    "judged": ("images of each class that judge, after the clock has stopped", 50, 100),
-    "seconds": ("budget of a training, from its process's start to its end", 15.0, 10.0),
+    "classes": ("classes of the images, which are drawn first", 24, 8),
+    "images-per-class": ("images of each class to train on", 100, 30),
+    "val-per-class": ("images of each class to validate on, within the budget", 20, 10),
+    "judged": ("images of each class that judge, after the clock has stopped", 50, 25),
+    "seconds": ("budget of a training, from its process's start to its end", 15.0, 9.0),
     "seeds": ("trainings of each rung", 3, 1),
 }
 ON_CPU = ("00 starter", "05 loader", "05, validated once")  # there 01 and 02 change nothing
-PILOT = 3  # epochs, the second of which is timed
-MOST = 4  # budgets: a pilot that takes longer is ended
+PILOT = 5  # epochs: the first two are slower, and the last one may validate, so two are timed
+MOST = 3  # budgets: a pilot that takes longer is ended
 SPARE = 0.05  # of the budget, so that few trainings have to be repeated
 IDLE_S = 2.0
 TICK_S = 0.01  # between two looks at a log
@@ -131,7 +131,8 @@ class Track:
     def run(self, rung: str, epochs: int, seed: int, most_s: float) -> dict:
         """Train as a process of its own, ended after most_s; return its seconds and results.
 
-        joules: of the GPU, from the process's start to its end; absent without a sensor.
+        joules: of the GPU, from the process's start to its end; others_cpu: CPUs that others kept
+        busy. Both are absent without a sensor.
         """
         with tempfile.TemporaryDirectory(dir=self.folder) as place:
             folder, cache = Path(place, "run"), Path(place, "cache")
@@ -141,8 +142,8 @@ class Track:
             process = subprocess.Popen(command, env=os.environ | own, stdout=subprocess.DEVNULL)
             moments = followed(process, events_file(folder), begin, most_s)
             about = {"rung": rung, "epochs": epochs, "seed": seed, "seconds": moments["end"]}
-            energy = sensors.window().get("energy_j")
-            about |= {} if energy is None else {"joules": energy}
+            names = {"energy_j": "joules", "others_cpu": "others_cpu"}
+            about |= {names[n]: v for n, v in sensors.window().items() if n in names}
             if process.returncode > 0:  # its error is in this job's stderr
                 sys.exit(f"{rung} ended with {process.returncode}: {shlex.join(command)}")
             if process.returncode < 0:
@@ -209,7 +210,7 @@ def followed(process, file: Path, begin: float, most_s: float) -> dict:
 
 
 def parts(run: log.Run, moments) -> dict:
-    """Return the parts of a training's seconds, and the seconds of its second epoch."""
+    """Return the parts of a training's seconds, and the seconds of an epoch that is not first."""
     ends, compiling = moments["epochs"], derived.compile_seconds(run)
     training = sum(map(sum, run.steps.host_ms.values())) / 1000
     waiting = sum(run.steps.host_ms["data"]) / 1000
@@ -224,7 +225,8 @@ def parts(run: log.Run, moments) -> dict:
         "saving": max(0.0, ends[-1] - moments["setup"] - training - validating),
         "ending": moments["end"] - ends[-1],
     }
-    return {"parts": found} | ({"epoch_s": ends[1] - ends[0]} if len(ends) > 1 else {})
+    timed = {"epoch_s": (ends[3] - ends[1]) / 2} if len(ends) >= PILOT else {}
+    return {"parts": found} | timed
 
 
 def idle(device) -> float | None:
