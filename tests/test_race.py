@@ -144,7 +144,7 @@ def test_a_job_has_an_empty_home_and_finds_what_was_installed(monkeypatch):
     before = dict(os.environ)
     with organiser._clean_home():
         home = os.environ["HOME"]
-        assert not os.listdir(home)
+        assert os.listdir(home) == []
         names = ("TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
         assert {os.environ[name] for name in names} == {home}
         assert os.environ["PYTHONUSERBASE"] == organiser.site.getuserbase()
@@ -175,6 +175,24 @@ def test_a_killed_organiser_and_two_at_once_lose_nothing(course_folder, mine):
     kinds = Counter(event["event"] for event in events)
     assert kinds == {"round": 1, "run": 4, "draw": 1, "judged": 4}
     assert not begun.exists()
+
+
+def test_only_what_was_entered_is_run_and_a_best_that_is_gone_is_out(course_folder, mine):
+    """The owner of an entry can still write beside it."""
+    begin = "from itertools import islice"
+    optional = (begin, f"{begin}\ntry:\n    import later\nexcept ImportError:\n    pass")
+    trainer = edited(course_folder, "t.py", optional)
+    made = race.enter(mine, "first", f"{trainer} {TINY}")
+    (made.folder / "later.py").write_text("raise RuntimeError('not read')")
+    (place,) = race.run(mine, progress=False)
+    assert place.word == ranking.BEST
+    for file in made.folder.iterdir():
+        file.unlink()
+    made.folder.rmdir()
+    race.enter(mine, "second", STARTER)
+    places = {place.name: place for place in race.run(mine, progress=False)}
+    assert places["second"].word == ranking.BEST
+    assert places["first"].why.startswith("run again, it failed: its files are gone")
 
 
 def test_an_interrupted_organiser_cancels_its_job(mine, monkeypatch):

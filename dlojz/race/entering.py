@@ -48,9 +48,12 @@ class Entry:
         parts = [json.dumps(self.flags), *(f"{n}\0{self.files[n]!r}" for n in sorted(self.files))]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    @property
-    def trainer(self) -> Path:
-        return self.folder / launch.beside.COPY
+    def copied(self, folder: Path) -> Path:
+        """Write its files into a new folder, and return the trainer's path."""
+        for path, content in self.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        return folder / launch.beside.COPY
 
 
 def enter(race, name: str, command, by: str = "") -> Entry:
@@ -111,36 +114,25 @@ def _write(entry):
     about |= {"files": sorted(entry.files), "sha256": entry.sha256}
     try:
         with course.needs_room(entry.folder):
-            for path, content in {
-                **entry.files,
-                ENTRY: json.dumps(about, indent=1).encode(),
-            }.items():
-                (temporary / path).parent.mkdir(parents=True, exist_ok=True)
-                (temporary / path).write_bytes(content)
-                (temporary / path).chmod(0o444)
-            for folder in (temporary, *filter(Path.is_dir, temporary.rglob("*"))):
-                folder.chmod(0o755)  # the organiser may be another user
+            entry.copied(temporary)
+            (temporary / ENTRY).write_text(json.dumps(about, indent=1), encoding="utf-8")
+            for path in (temporary, *temporary.rglob("*")):  # the organiser may be another user
+                path.chmod(0o755 if path.is_dir() else 0o444)
             temporary.rename(entry.folder)
-    except FileExistsError:
-        raise _taken(entry) from None
     except course.NoRoomError:
         raise
     except OSError as error:
-        if entry.folder.exists():
-            raise _taken(entry) from None
+        if os.path.lexists(entry.folder):
+            raise RaceError(
+                f"{entry.name!r} is entered already, and an entry is not replaced: choose another "
+                f"name, such as {entry.name[:28]}-2"
+            ) from None
         raise RaceError(
-            f"{entry.folder} can't be written ({error.strerror}): its owner can open "
+            f"{entry.folder} can't be written ({error.strerror}): the owner of the race can open "
             f"it to all, `chmod 1777 {entry.folder.parent}`"
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _taken(entry):
-    return RaceError(
-        f"{entry.name!r} is entered already, and an entry is not replaced: choose another name, "
-        f"such as {entry.name[:28]}-2"
-    )
 
 
 def entries(race) -> tuple[list[Entry], dict[str, str]]:

@@ -33,7 +33,7 @@ from dlojz.runs import log
 BEGUN = "begun.json"  # the job of the organiser that holds the race
 WEIGHTS = "checkpoint.pt"  # in a run's folder
 LATE_S = 1.0  # after the budget, for the end of a run that saved in time
-JUDGE_S = 600  # for a judgement
+JUDGE_S = 1800  # for a judgement
 LOOK_S, TURN_S = 0.05, 1.0
 
 
@@ -55,7 +55,7 @@ def run(race, again=False, read: Collection[str] = (), progress=True) -> list[ra
         if again:
             while _step(race, bar, read, again):
                 again = False
-    return ranking.standings(race)
+    return ranking.standings(race, [entry.name for entry in entries(race)[0]])
 
 
 def _step(race, bar, read, again=False) -> bool:
@@ -112,10 +112,10 @@ def _check_round(race, one):
 
 def _place() -> str:
     """Return the name of this machine and of its device."""
-    with suppress(nvml.NvmlError), nvml.session():
-        if cards := [nvml.ask("DeviceGetName", handle) for handle in nvml.handles()]:
-            return f"{socket.gethostname()}, {cards[0]}"
-    return f"{socket.gethostname()}, {cpus.name()}"
+    nvml.ask("Init")
+    cards = [nvml.ask("DeviceGetHandleByUUID", card) for card in presets.gpus()]
+    device = nvml.ask("DeviceGetName", cards[0]) if cards else cpus.name()
+    return f"{socket.gethostname()}, {device}"
 
 
 def _begin(race, rounds, read, again) -> bool:
@@ -123,8 +123,7 @@ def _begin(race, rounds, read, again) -> bool:
 
     again: of its ties, if nobody waits.
     """
-    there, damaged = entries(race)
-    known = {entry.name: entry.sha256 for entry in there}
+    known = {entry.name: entry.sha256 for entry in entries(race)[0]}
     places = {place.name: place for place in ranking.standings(race, known)}
     best = next((name for name, place in places.items() if place.word == ranking.BEST), "")
     new = [e.name for e in waiting(race) if e.owner == os.getuid() or e.sha256 in read]
@@ -132,10 +131,7 @@ def _begin(race, rounds, read, again) -> bool:
         new = [name for name in known if places[name].ties_with(best)]
     if not new:
         return False
-    if best and best not in known:
-        why = damaged.get(best, "its folder is gone")
-        raise RaceError(f"{best}, the best so far, can't be run again: {why}")
-    chosen = {name: known[name] for name in ([best] if best else []) + new}
+    chosen = {name: known.get(name, "") for name in ([best] if best else []) + new}
     seeds = [secrets.randbelow(2**31) for _ in range(race.runs)]
     about = {"entries": chosen, "seeds": seeds, "rules": race.rules, "place": _place()}
     results.append(race, "round", len(rounds) + 1, **about, time=time.time())
@@ -156,18 +152,18 @@ def _run(race, one, name, seed):
     there, damaged = entries(race)
     entry = next((e for e in there if e.name == name), None)
     if entry is None or entry.sha256 != one.entries[name]:
-        why = damaged.get(name, "its files have changed since the round began")
+        why = damaged.get(name, "its files are gone, or others than when the round began")
         results.append(race, "run", one.number, entry=name, seed=seed, why=why)
         return
-    words = [entry.trainer, *entry.flags, "--data", race.data, "--seed", seed]
     idle = _idle_watts()
-    with _clean_home(), _job(race, words, f"race {name}", race.seconds) as job:
-        if any((job.directory / path).read_bytes() != entry.files[path] for path in entry.files):
-            raise RaceError(f"{name} was changed while it was submitted: again")
-        told = _watch(race, job, idle)
-        results.append(race, "run", one.number, entry=name, seed=seed, **told)
-        if told["why"]:
-            (job.directory / WEIGHTS).unlink(missing_ok=True)
+    with _clean_home() as folder:
+        trainer = entry.copied(folder / "entry")  # which its owner can no longer change
+        words = [trainer, *entry.flags, "--data", race.data, "--seed", seed]
+        with _job(race, words, f"race {name}", race.seconds) as job:
+            told = _watch(race, job, idle)
+            results.append(race, "run", one.number, entry=name, seed=seed, **told)
+    if told["why"]:
+        (job.directory / WEIGHTS).unlink(missing_ok=True)
 
 
 def _watch(race, job, idle) -> dict:
@@ -217,7 +213,7 @@ def _failure(job) -> str:
 
 def _trained(job) -> tuple[int, int]:
     """Return the images and updates in a run's log; 0 without a log."""
-    with suppress(log.LogError):
+    with suppress(log.LogError, TypeError, ArithmeticError):  # the entry may write anything
         found = log.read(job)
         accumulate = found.start.get("arguments", {}).get("accumulate") or 1
         return sum(found.steps.images), len(found.steps) // accumulate
@@ -255,18 +251,22 @@ def _used(job, begin) -> float | None:
 
 
 @contextmanager
-def _clean_home() -> Iterator[None]:
-    """Give jobs that are submitted meanwhile an empty home: no cache of compiled code, no state."""
-    folder = tempfile.mkdtemp(prefix="dlojz-race-")
-    changed = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), folder)
-    if "TRITON_CACHE_DIR" in os.environ:  # else it is in HOME
-        changed["TRITON_CACHE_DIR"] = folder
+def _clean_home() -> Iterator[Path]:
+    """Give jobs that are submitted meanwhile an empty home: no cache of compiled code, no state.
+
+    Yield a folder that holds it, and is removed afterwards.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="dlojz-race-"))
+    (folder / "home").mkdir()
+    names = ["HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"]
+    names += ["TRITON_CACHE_DIR"] * ("TRITON_CACHE_DIR" in os.environ)  # else it is in HOME
+    changed = dict.fromkeys(names, str(folder / "home"))
     if site.ENABLE_USER_SITE:  # packages that were installed into the usual HOME
         changed["PYTHONUSERBASE"] = site.getuserbase()
     kept = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:
-        yield
+        yield folder
     finally:
         for name, value in kept.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
