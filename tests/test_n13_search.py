@@ -17,6 +17,7 @@ import pytest
 import steps
 from programs import REPOSITORY, experiment_file
 
+from conftest import fill
 from dlojz import launch
 from dlojz.chapters import n13_search as n13
 from dlojz.chapters.n13_search import exercise, journal, worker
@@ -254,7 +255,7 @@ def searching(folder, trials, workers=2, flags="--pace 0.4"):
     words = f"search.py --study first --trials {trials} --workers {workers} --command"
     argv = [sys.executable, *words.split(), f"quick.py {flags}"]
     study = n13.Study(folder / "runs/studies/first")
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(argv, stdout=-1, stderr=-1, text=True) as process:
         try:
             until(lambda: running(study))
             yield process, study
@@ -350,16 +351,19 @@ def test_a_damaged_journal_is_named(quick):
 
 
 def test_after_a_full_disk_the_search_goes_on(small_disk, quick):
-    with pytest.raises(n13.SearchError, match="the disk is full"):
-        search(quick, trials=8)
-    study = n13.find("first")
+    with searching(quick, trials=4) as (process, study):
+        until(lambda: study.finished)
+        fill(small_disk)
+        said = process.communicate(timeout=60)
+    assert process.returncode, said
+    assert "the disk is full" in said[1]
     before = [each.params for each in study.found if each.state.name == "COMPLETE"]
-    assert before
+    (small_disk / "filler").unlink()
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
-    assert search(quick, trials=8).finished == 8
-    after = [each.params for each in n13.find("first").found]
-    assert all(params in after for params in before)
-    assert nothing_goes_on(n13.find("first"))
+    study = search(quick, trials=4, flags="--pace 0.4")
+    assert study.finished == 4
+    assert before == [each.params for each in study.found if each.params in before]
+    assert nothing_goes_on(study)
 
 
 # Errors -------------------------------------------------------------------------------------------
@@ -377,7 +381,7 @@ def test_a_study_keeps_its_objective_and_its_command(quick):
     assert search(quick, {SEEDS: "for seed in (7, 8, 9)]"}, trials=3).finished == 3
     with pytest.raises(n13.SearchError, match=r"another name, or put .*trainer.py back"):
         search(quick, {"0.99": "0.9"}, trials=4)
-    with pytest.raises(n13.SearchError, match=r"'quick\.py' trials, and 'quick\.py -e 2'"):
+    with pytest.raises(n13.SearchError, match=r"are 'quick\.py', and 'quick\.py -e 2' was asked"):
         search(quick, trials=4, flags="-e 2")
 
 

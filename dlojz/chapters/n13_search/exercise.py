@@ -63,6 +63,7 @@ class Seen:
     direction: str
     trials: dict[int, Trial]
     again: list[Run]
+    asked: bool = False  # the pruner noted accuracies to compare with
     strays: int = 0  # jobs of trials that are not in the journal
     said: str = ""  # the last line of a worker
 
@@ -93,10 +94,12 @@ def read(folder: Path) -> dict[str, Seen]:
     trials = {t.number: _trial(study, t) for t in ended}
     if study.found:
         direction = study.optuna.direction.name.lower()
-        return {"study": Seen(direction, trials, _again(direction, trials), said=_said(folder))}
+        again, attributes = _again(direction, trials), [k for t in ended for k in t.system_attrs]
+        asked = any("completed_rung" in key for key in attributes)  # by halving, or Hyperband
+        return {"study": Seen(direction, trials, again, asked, said=_said(folder))}
     name = re.compile(re.escape(study.id) + r"-\d+")
     strays = sum(bool(name.fullmatch(job.name)) for job in launch.jobs())
-    return {"study": Seen("", {}, [], strays, _said(folder))}
+    return {"study": Seen("", {}, [], strays=strays, said=_said(folder))}
 
 
 def _said(folder) -> str:
@@ -304,7 +307,7 @@ def _values(judged):
 
 def _pruning(seen):
     pruned = {n: t for n, t in seen.trials.items() if not t.complete}
-    some = State.PASSED if pruned else State.UNMEASURED
+    some = State.PASSED if pruned or seen.asked else State.UNMEASURED
     text, more = f"{len(pruned)} of {len(seen.trials)}", "at least one: search for more trials"
     yield Finding(PRUNING, "pruned", "pruned trials", some, text, more, "unpruned")
     left = {n: f"job {t.run.job} went on" for n, t in pruned.items() if _went_on(t)}

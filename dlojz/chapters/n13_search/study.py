@@ -23,7 +23,7 @@ from pathlib import Path
 from dlojz import course, images, launch
 from dlojz.course import UserError
 from dlojz.jobs import processes
-from dlojz.runs import outcome
+from dlojz.runs import log, outcome
 from dlojz.table import Table
 from dlojz.training import imports
 
@@ -35,6 +35,7 @@ SIZES = {  # of a trial, by preset
     "gpu": "--model resnet18 --image-size 64 -b 128 -e 9",
 }
 SIZES["cluster"] = SIZES["gpu"]
+LOOK_S = 0.25  # between looks at the workers
 END_S = 30  # for a worker to cancel its job and end
 
 
@@ -185,7 +186,6 @@ def search(file, name: str, trials: int = 12, workers: int = 2, command: str = "
     words = ["--study", name, "--trials", str(trials), "--command", command]
     with _started(study, words, workers) as started:
         _watch(study, started, trials)
-    _give_up_lost(study)
     if study.finished < trials and (failed := [one for one in started if one.process.poll()]):
         raise SearchError(
             f"study {name}: {study.finished} of {trials} trials have ended. The last words of a "
@@ -265,11 +265,13 @@ def _watch(study, started, trials):
 
     seen = launch.in_a_notebook() or sys.stderr.isatty()
     with tqdm(total=trials, desc=f"study {study.id}", unit="trial", disable=not seen) as bar:
-        while any(one.process.poll() is None for one in started):
-            with suppress(UserError):
-                bar.n = study.finished
-                bar.refresh()
-            time.sleep(0.25)
+        going = len(started)
+        while going:
+            if going > (going := sum(one.process.poll() is None for one in started)):
+                _give_up_lost(study)  # one of them may have been killed
+            bar.n = study.finished
+            bar.refresh()
+            time.sleep(LOOK_S)
 
 
 def _give_up_lost(study):
@@ -289,11 +291,9 @@ def again(file, study, data=None) -> list[launch.Job]:
     data: a folder of images whose validation images no trial has seen; by default such images are
     drawn, by a seed that nobody knew.
     """
-    study = find(study)
-    file = course.course_root() / file
-    best, program = study.optuna.best_trial, imports.from_file(file, "again")
-    data = str(data or judged(study))
-    flags = program.again(best, data)
+    study, file = find(study), course.course_root() / file
+    best = study.optuna.best_trial
+    flags = imports.from_file(file, "again").again(best, str(data or _unseen(study, best)))
     command = study.optuna.user_attrs["command"]
     jobs = launch.submit([f"{command} {each}" for each in flags], name=f"{study.id}-again")
     course.write_atomically(study.directory / "trainer.py", course.read_small(file))
@@ -302,21 +302,24 @@ def again(file, study, data=None) -> list[launch.Job]:
     return jobs
 
 
-def judged(study: Study) -> Path:
+def _unseen(study, best) -> Path:
     """Return a folder of the training images, and of new validation images; draw them once."""
-    folder, data = study.directory / "judged", course.data_folder()
-    known = course.read_table(data / images.dataset.MARKER)
-    if "seed" not in known:
-        raise SearchError(
-            f"{data} was not made by `dlojz data`, so nobody can draw more of its images: give "
-            "n13.again a folder, data=..., with the same train/ and a val/ that no trial has seen"
-        )
+    from dlojz.chapters.n13_search import worker
+
+    used = log.read(worker.job_of(study.id, best)).start["arguments"]["data"]
+    folder, data = study.directory / "unseen", course.base_folder() / used
     if not (folder / "val").exists():
+        known = course.read_table(data / images.dataset.MARKER)
+        if "seed" not in known:
+            raise SearchError(
+                f"{data} was not made by `dlojz data`, so no more of its images can be drawn: "
+                "n13.again(..., data=FOLDER), with the same train/ and a val/ that no trial saw"
+            )
         seed = secrets.randbits(32)
         sizes = known["classes"], 0, known["val_images_per_class"], known["seed"]
         drawn = images.generate(study.directory / f"drawn-{seed}", *sizes, judge=seed)
         folder.mkdir(exist_ok=True)
-        for name, target in (("train", data / "train"), ("val", drawn / "val")):
-            with suppress(FileExistsError):
-                (folder / name).symlink_to(target.resolve())
+        for split, of in (("train", data), ("val", drawn)):
+            (folder / split).unlink(missing_ok=True)
+            (folder / split).symlink_to((of / split).resolve())
     return folder

@@ -105,8 +105,8 @@ def _agree(study, command):
     wanted = command or known or f"dlojz/dlojz.py {SIZES[presets.choose().name]}"
     if known not in (None, wanted):
         raise SearchError(
-            f"study {study.study_name} has {known!r} trials, and {wanted!r} was asked for: give the "
-            "study another name, or leave the command out"
+            f"the trials of study {study.study_name} are {known!r}, and {wanted!r} was asked for: "
+            "give the study another name, or leave the command out"
         )
     if known is None:
         study.set_user_attr("command", wanted)
