@@ -27,7 +27,8 @@ def add(parser):
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
     def action(name, call, summary):
-        sub = actions.add_parser(name, help=summary, description=summary)
+        about = summary[0].upper() + summary[1:]
+        sub = actions.add_parser(name, help=summary, description=about)
         sub.set_defaults(run=call)
         sub.add_argument("folder", help="folder of the race")
         return sub.add_argument

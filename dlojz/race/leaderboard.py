@@ -119,7 +119,8 @@ def plot_board(race, axes=None):
             ax.set_xlabel(label)
             if most:
                 ax.axvline(most, color=BAD, ls="--", lw=1)
-                ax.set_xlim(0, 1.08 * most)
+        for ax in axes[1:]:
+            ax.set_xlim(0, 1.06 * ax.get_xlim()[1])
         drawing.entitle(axes[0], _finding(race, places), _setting(race, places))
     return axes
 

@@ -4,6 +4,7 @@ Each step holds the race, so that two organisers take turns. What one has begun 
 cancelled by the next, and done again; results are kept.
 """
 
+import hashlib
 import json
 import os
 import secrets
@@ -90,10 +91,10 @@ def _check(race):
         raise RaceError(
             "a race is run on one machine: in an allocation on a node, with DLOJZ_LAUNCHER=local"
         )
-    held = dataset.about(race.data)
+    held = dataset.about(race.images)
     if (held["classes"], held["seed"]) != (race.classes, race.seed):
         raise RaceError(
-            f"{race.data} has {held['classes']} classes of seed {held['seed']}, and the race "
+            f"{race.images} has {held['classes']} classes of seed {held['seed']}, and the race "
             f"{race.classes} of seed {race.seed}: put the race's images back"
         )
     if race.joules and not _meters():
@@ -115,7 +116,8 @@ def _place() -> str:
     nvml.ask("Init")
     cards = [nvml.ask("DeviceGetHandleByUUID", card) for card in presets.gpus()]
     device = nvml.ask("DeviceGetName", cards[0]) if cards else cpus.name()
-    return f"{socket.gethostname()}, {device}"
+    mark = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]  # the board is for others
+    return f"{device}, machine {mark}"
 
 
 def _begin(race, rounds, read, again) -> bool:
@@ -158,7 +160,7 @@ def _run(race, one, name, seed):
     idle = _idle_watts()
     with _clean_home() as folder:
         trainer = entry.copied(folder / "entry")  # which its owner can no longer change
-        words = [trainer, *entry.flags, "--data", race.data, "--seed", seed]
+        words = [trainer, *entry.flags, "--data", race.images, "--seed", seed]
         with _job(race, words, f"race {name}", race.seconds) as job:
             told = _watch(race, job, idle)
             results.append(race, "run", one.number, entry=name, seed=seed, **told)
@@ -183,7 +185,11 @@ def _watch(race, job, idle) -> dict:
     told["seconds"] = round(min(seconds, race.seconds) if cut else seconds, 3)
     told |= {"joules": joules, "idle_w": None if None in watts else round(sum(watts), 1)}
     images, updates = _trained(job)
-    return told | {"images": images, "updates": updates, "run": str(job.directory)}
+    return told | {
+        "images": images,
+        "updates": updates,
+        "run": os.path.relpath(job.directory, race.folder),
+    }
 
 
 def _why(race, job, status, cut) -> str:
@@ -310,7 +316,7 @@ def _judge(race, one):
         folder, race.classes, 0, race.judged, seed=race.seed, judge=one.drawn, progress=False
     )
     name, seeds = next(iter(one.to_judge().items()))
-    runs = [Path(one.runs[name, seed]["run"]) for seed in seeds]
+    runs = [(race.folder / one.runs[name, seed]["run"]).resolve() for seed in seeds]
     words = [Path(__file__).with_name("judging.py"), "--images", folder, "--runs", *runs]
     with _job(race, words, f"judge {name}", JUDGE_S) as job:
         job.wait()

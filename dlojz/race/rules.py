@@ -41,7 +41,7 @@ class Race:
     """A race, as race.toml has it."""
 
     folder: Path
-    data: str
+    data: str  # seen from the race's folder, so that both can be moved
     classes: int
     seed: int
     seconds: int
@@ -49,6 +49,11 @@ class Race:
     judged: int
     level: float
     joules: int | None = None  # None: no budget of energy
+
+    @property
+    def images(self) -> Path:
+        """Return the folder of the images to train on."""
+        return (self.folder / self.data).resolve()
 
     @property
     def rules(self) -> dict:
@@ -67,9 +72,8 @@ def new(folder, data=None, seconds=20, joules=None, runs=None, judged=50, level=
     folder, data = Path(folder), Path(data or course.data_folder()).resolve()
     held = dataset.about(data)
     runs = runs or (5 if presets.gpus() else 3)
-    race = Race(
-        folder.resolve(), str(data), held["classes"], held["seed"], seconds, runs, judged, level
-    )
+    seen = os.path.relpath(data, folder.resolve())
+    race = Race(folder.resolve(), seen, held["classes"], held["seed"], seconds, runs, judged, level)
     race = _checked(asdict(race) | {"joules": joules}, folder / RULES)
     if os.path.lexists(folder / RULES):
         raise RaceError(f"{folder} holds a race already: `dlojz race board {folder}` shows it")
