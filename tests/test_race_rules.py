@@ -157,6 +157,7 @@ def test_what_is_no_entry_is_named_and_never_run(mine, course_folder):
         "none": {"files": []},
         "by": {"by": "\x1b[2J"},
         "flags": {"flags": [1]},
+        "resume": {"flags": ["--resume=weights.pt"]},
         "changed": {"flags": ["--lr", "1"]},
         "when": {"entered": "now"},
     }.items():
@@ -173,7 +174,7 @@ def test_what_is_no_entry_is_named_and_never_run(mine, course_folder):
     assert damaged["changed"] == (
         "its files have changed since it was entered: enter it under another name"
     )
-    assert "can't be read: ENTRY" not in repr(race.board(mine))
+    assert damaged["resume"].startswith("leave out --resume: the organiser chooses")
     assert "\x1b" not in repr(race.board(mine))
 
 

@@ -97,14 +97,24 @@ def _check_trainer(trainer):
 
 
 def _check_flags(trainer, flags):
+    _check_reserved(flags)
     spellings = [text for flag in launch.flags_of(trainer) for text in flag.spellings]
-    for word in (flag.partition("=")[0] for flag in flags if flag.startswith("--")):
-        if any(own.startswith(word) for own in ORGANISERS):
-            raise RaceError(f"leave out {word}: the organiser chooses {', '.join(ORGANISERS)}")
+    for word in _names(flags):
         if not any(known.startswith(word) for known in spellings):
             near = difflib.get_close_matches(word, spellings, 1)
             guess = f"did you mean {near[0]}?" if near else "`--help` lists those it has"
             raise RaceError(f"{trainer} has no flag {word}: {guess}")
+
+
+def _check_reserved(flags):
+    """Raise RaceError for a flag of the organiser's, also for the beginning of its name."""
+    for word in _names(flags):
+        if any(own.startswith(word) for own in ORGANISERS):
+            raise RaceError(f"leave out {word}: the organiser chooses {', '.join(ORGANISERS)}")
+
+
+def _names(flags):
+    return [flag.partition("=")[0] for flag in flags if flag.startswith("--")]
 
 
 def _write(entry):
@@ -156,6 +166,7 @@ def _read(folder) -> Entry:
     paths, flags, by = about["files"], about["flags"], about["by"]
     if not all(isinstance(text, str) for text in (*paths, *flags, by)) or not BY.fullmatch(by):
         raise ValueError(f"{ENTRY} is damaged")
+    _check_reserved(flags)
     if len(paths) > 100 or launch.beside.COPY not in paths:
         raise ValueError(f"{ENTRY} names no trainer")
     for path in paths:
