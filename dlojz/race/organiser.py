@@ -265,7 +265,7 @@ def _clean_home() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="dlojz-race-"))
     (folder / "home").mkdir()
     names = ["HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"]
-    names += ["TRITON_CACHE_DIR"] * ("TRITON_CACHE_DIR" in os.environ)  # else it is in HOME
+    names += {"TRITON_CACHE_DIR", "CUDA_CACHE_PATH"} & os.environ.keys()  # else these are in HOME
     changed = dict.fromkeys(names, str(folder / "home"))
     if site.ENABLE_USER_SITE:  # packages that were installed into the usual HOME
         changed["PYTHONUSERBASE"] = site.getuserbase()
