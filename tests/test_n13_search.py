@@ -148,6 +148,12 @@ WRONG = {  # by hint: name, and what to replace
             LR: LR + '\n    epochs = trial.suggest_int("epochs", 2, 6)',
         }
     },
+    "images": {
+        "two folders": {
+            LR: LR + '\n    data = ("data", "unseen")[trial.number % 2]',
+            "--wd {wd}": "--wd {wd} --data {data}",
+        }
+    },
     "best-epoch": {
         "the best epoch": {
             RETURN: "    return best\n",
@@ -218,6 +224,11 @@ def judged(folder, edits, again=True, **more):
     if again:
         n13.again("search.py", study, "unseen")
     return check("13_search", study)
+
+
+def test_each_hint_has_a_wrong_answer():
+    others = {"unwritten", "failed", "few"}  # tested below
+    assert {*exercise.EXERCISE.hints} == {*WRONG} | others
 
 
 @pytest.mark.parametrize(("hint", "name"), ANSWERS)
@@ -378,6 +389,7 @@ def test_three_failed_jobs_in_a_row_end_a_search(quick):
 def test_a_study_keeps_its_objective_and_its_command(quick):
     study = search(quick, trials=2)
     assert study.finished == len(study.found) == 2
+    assert check("13_search", study).hint_key == "few"
     assert search(quick, {SEEDS: "for seed in (7, 8, 9)]"}, trials=3).finished == 3
     with pytest.raises(n13.SearchError, match=r"another name, or put .*trainer.py back"):
         search(quick, {"0.99": "0.9"}, trials=4)

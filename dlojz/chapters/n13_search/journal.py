@@ -1,7 +1,7 @@
 """Optuna's journal of a study, on a disk that may be full or of NFS, by workers that may be killed.
 
 Optuna adds a line for each operation, under a lock, and reads only lines that are whole. But it
-appends to a torn one, and then can read neither: https://github.com/optuna/optuna/issues/4406.
+appends to a torn one, and then can read neither: https://github.com/optuna/optuna/issues/5138.
 """
 
 import os

@@ -18,6 +18,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
 from dlojz import course, images, launch
@@ -31,7 +32,7 @@ STEP = "13_search"
 NAME = re.compile(r"[A-Za-z][\w.-]{0,40}")
 SIZES = {  # of a trial, by preset
     "smoke": "--model shufflenet_v2_x0_5 --image-size 32 -b 8 -e 3",
-    "cpu": "--model shufflenet_v2_x0_5 --image-size 32 -b 32 -e 4",
+    "cpu": "--model resnet18 --image-size 32 -b 32 -e 4",
     "gpu": "--model resnet18 --image-size 64 -b 128 -e 9",
 }
 SIZES["cluster"] = SIZES["gpu"]
@@ -150,13 +151,15 @@ def find(study=None) -> Study:
     if isinstance(study, Study):
         return study
     known = {each.id: each for each in studies()}
+    if isinstance(study, launch.Job):
+        name = re.sub(r"-(\d+|again)$", "", study.name)
+        study = name if name in known else None
     if study is None and known:
         return list(known.values())[-1]
-    name = re.sub(r"-(\d+|again)$", "", study.name) if isinstance(study, launch.Job) else str(study)
-    if name in known:
-        return known[name]
+    if study in known:
+        return known[study]
     there = ", ".join(known) or "none yet"
-    raise LookupError(f"no study {name!r} in runs/studies: expected one of {there}")
+    raise LookupError(f"no study {study or ''!r} in runs/studies: expected one of {there}")
 
 
 # A search -----------------------------------------------------------------------------------------
@@ -223,11 +226,11 @@ class _Worker:
 
 
 @contextmanager
-def _started(study, words, count):
+def _started(study, words, number):
     """Start workers; if we are interrupted, end them. If we are killed, the kernel does."""
     started = []
     try:
-        for _ in range(count):
+        for _ in range(number):
             started.append(_start(study, words))
         yield started
     finally:
@@ -243,20 +246,13 @@ def _started(study, words, count):
 
 
 def _start(study, words):
-    with course.needs_room(study.directory):
-        for number in range(10**6):
-            said = study.directory / f"worker-{number}.txt"
-            try:
-                out = said.open("x")
-                break
-            except FileExistsError:
-                continue
-    program = study.directory / "trainer.py"
-    argv = [sys.executable, str(program), *words, "--worker", str(number)]
-    with out:
-        base = course.base_folder()
-        end = signal.SIGTERM
-        return _Worker(processes.start(argv, out, out, cwd=base, end_with_parent=end), said)
+    for number in count():
+        said = study.directory / f"worker-{number}.txt"
+        with suppress(FileExistsError), course.needs_room(said), said.open("x") as out:
+            program = study.directory / "trainer.py"
+            argv = [sys.executable, str(program), *words, "--worker", str(number)]
+            places = {"cwd": course.base_folder(), "end_with_parent": signal.SIGTERM}
+            return _Worker(processes.start(argv, out, out, **places), said)
 
 
 def _watch(study, started, trials):

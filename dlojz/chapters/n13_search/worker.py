@@ -33,10 +33,13 @@ class TrialError(Exception):
 # What an objective calls --------------------------------------------------------------------------
 
 
-def submit(trial, flags: str) -> launch.Job:
-    """Submit the study's trainer, with these flags added to those of all trials; return the job."""
+def submit(trial, flags: str, **more) -> launch.Job:
+    """Submit the study's trainer, with these flags added to those of all trials; return the job.
+
+    more: arguments of `dlojz.launch.submit`, such as time_max="01:00:00".
+    """
     name = f"{trial.study.study_name}-{trial.number}"  # by which it is found if we are killed here
-    job = launch.submit(f"{trial.study.user_attrs['command']} {flags}", name=name)
+    job = launch.submit(f"{trial.study.user_attrs['command']} {flags}", name=name, **more)
     trial.set_user_attr("job", job.id)
     return job
 
