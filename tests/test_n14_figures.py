@@ -97,6 +97,12 @@ def test_a_budget_in_which_nothing_fits_is_told(tmp_path):
     assert title(n14.plot_seconds(run)) == "No rung completes an epoch in this budget"
 
 
+def test_pilots_that_were_all_ended_ask_for_more_time(tmp_path):
+    ended = {name: case for name, case in cases().items() if "00" in name}
+    with pytest.raises(UserError, match="no pilot came to its end: give it more --seconds"):
+        n14.plot_seconds(with_cases(tmp_path / "ended.jsonl", ended, **SIZES))
+
+
 def test_compiling_breaks_even_where_the_lines_cross(run):
     when = n14.breaks_even(run, "09 compile", "05 loader")
     assert (when - 40) / 0.25 == pytest.approx((when - 3) / 1)

@@ -76,6 +76,13 @@ def rungs(run) -> list[Rung]:
     ]
 
 
+def _timed(run) -> list[Rung]:
+    """Return the rungs whose pilot came to its end. Raises UserError if there are none."""
+    if found := [rung for rung in rungs(run) if "epoch_s" in rung.pilot]:
+        return found
+    raise UserError(f"{measured(run).path}: no pilot came to its end: give it more --seconds")
+
+
 def epochs_ratio(run) -> float | None:
     """Return the epochs of the last rung in the budget, over those of the first one, if any."""
     first, *_, last = rungs(run)
@@ -121,7 +128,7 @@ def plot_bought(run, axes=None):
 def _epochs_text(rung):
     if rung.trainings:
         return f"  {rung.epochs:.3g}"
-    if "epoch_s" not in rung.pilot or "parts" not in rung.pilot:
+    if "epoch_s" not in rung.pilot:
         return f"  none: ended after {rung.pilot['seconds']:.0f} s"
     return f"  none: one takes {rung.fixed_s + rung.pilot['epoch_s']:.0f} s"
 
@@ -156,7 +163,7 @@ def bought(run) -> Table:
     """Return a table of all rungs: start, seconds per epoch, epochs, accuracy, joules."""
     rows = []
     for rung in rungs(run):
-        known = "parts" in rung.pilot
+        known = "epoch_s" in rung.pilot
         start = (f"{rung.fixed_s:.1f}", f"{rung.pilot['epoch_s']:.2f}") if known else ("", "")
         accuracy = f"{statistics.fmean(rung.by_seed.values()):.1f}" if rung.trainings else ""
         joules = rung.mean("joules")
@@ -171,7 +178,7 @@ def bought(run) -> Table:
 
 def plot_epochs(run, axes=None):
     """Draw the epochs against the budget, rung by rung, and the accuracy against the epochs."""
-    found = [rung for rung in rungs(run) if "parts" in rung.pilot]
+    found = _timed(run)
     with drawing.axes(axes, (10, 4.4), "both", (1, 2)) as axes:
         longest = max(_budget(run), *(r.fixed_s + r.pilot["epoch_s"] for r in found))
         seconds = np.linspace(0, 1.6 * longest, 600)
@@ -192,7 +199,7 @@ def plot_epochs(run, axes=None):
 
 def breaks_even(run, rung: str, other: str) -> float | None:
     """Return the budget in seconds from which a rung fits more epochs than another; None: never."""
-    known = {r.title: r for r in rungs(run) if "parts" in r.pilot}
+    known = {r.title: r for r in _timed(run)}
     if missing := [name for name in (rung, other) if name not in known]:
         raise UserError(f"no pilot of {missing[0]!r}: expected two of {', '.join(known)}")
     mine, theirs = known[rung], known[other]
@@ -204,7 +211,7 @@ def breaks_even(run, rung: str, other: str) -> float | None:
 
 def epochs_text(run) -> str:
     """Return what compiling needs to pay, and the points of more epochs, in two sentences."""
-    told, known = [], [r.title for r in rungs(run) if "parts" in r.pilot]
+    told, known = [], [r.title for r in _timed(run)]
     if {"09 compile", "05 loader"} <= {*known}:
         when = breaks_even(run, "09 compile", "05 loader")
         pays = "never pays here" if when is None else f"pays in budgets above {when:.0f} s"
@@ -223,7 +230,7 @@ def epochs_text(run) -> str:
 
 def plot_seconds(run, ax=None):
     """Draw the parts of a run's seconds, from the start of its process to its end."""
-    found = [rung for rung in rungs(run) if "parts" in rung.pilot]
+    found = _timed(run)
     with drawing.axes(ax, (10, 2.2 + 0.5 * len(found)), "x") as ax:
         for row, rung in enumerate(found):
             drawing.stack(ax, row, parts(rung), COLOURS)
