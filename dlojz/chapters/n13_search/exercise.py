@@ -285,7 +285,7 @@ def _end(run) -> tuple[str, str]:
 
 
 def _values(judged):
-    """Yield findings on what Optuna was told, beside the log: the last epoch's accuracy."""
+    """Yield findings on the values of trials, beside the accuracies in their logs."""
     wrong = {"early": {}, "best-epoch": {}, "value": {}, "reports": {}}
     for n, trial in judged.items():
         accuracies = trial.run.accuracies
@@ -342,7 +342,7 @@ def _repeated(seen):
 
 
 def _images(data) -> str:
-    """Return what tells validation images apart: where they are, or how they were drawn."""
+    """Return the identity of validation images: their place, or the seed of a usual set."""
     folder = course.base_folder() / str(data)
     with suppress(FileError):
         drawn = course.read_table(folder / "dataset.json")

@@ -58,7 +58,7 @@ class Study:
 
     @property
     def info(self) -> dict:
-        """Return what runs, as of a job."""
+        """Return the command, as a job does."""
         return {"command": [course.PREPARED[STEP]]}
 
     @property
@@ -95,7 +95,7 @@ class Study:
 
     @property
     def finished(self) -> int:
-        """Return how many trials were completed or pruned."""
+        """Return the number of trials that were completed or pruned."""
         return sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in self.found)
 
     @property
@@ -166,7 +166,7 @@ def find(study=None) -> Study:
 
 
 def search(file, name: str, trials: int = 12, workers: int = 2, command: str = "") -> Study:
-    """Go on with the study of this name, or begin one, until so many trials have ended.
+    """Go on with the study of this name, or begin one, until this many trials have ended.
 
     file: the program with the objective. trials: completed or pruned, of all calls together.
     workers: processes here that ask for trials; other calls may add some, here or on another node.
@@ -248,7 +248,7 @@ def _started(study, words, number):
 def _start(study, words):
     for number in count():
         said = study.directory / f"worker-{number}.txt"
-        with suppress(FileExistsError), course.needs_room(said), said.open("x") as out:
+        with suppress(FileExistsError), course.needs_room(said), said.open("xb") as out:
             program = study.directory / "trainer.py"
             argv = [sys.executable, str(program), *words, "--worker", str(number)]
             places = {"cwd": course.base_folder(), "end_with_parent": signal.SIGTERM}
@@ -308,7 +308,7 @@ def _unseen(study, best) -> Path:
         known = course.read_table(data / images.dataset.MARKER)
         if "seed" not in known:
             raise SearchError(
-                f"{data} was not made by `dlojz data`, so no more of its images can be drawn: "
+                f"{data} was not made by `dlojz data`, so others of its kind can't be drawn: "
                 "n13.again(..., data=FOLDER), with the same train/ and a val/ that no trial saw"
             )
         seed = secrets.randbits(32)
