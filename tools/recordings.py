@@ -267,8 +267,8 @@ def _on_a_processor():
     yield "12-cpu-predicted", f"{at('divisions.py')} --predict cpu/12-cpu-divisions-x2"
     yield "13-cpu-studies", at("studies.py")
     yield "13-cpu-transfer", at("transfer.py")
-    rungs = "'00 starter' '03 channels_last' '05 loader' '06 one process' '09 compile' "
-    rungs += "'05, validated once'"
+    rungs = "'00 starter' '03 channels_last' '05 loader' '09 compile' '05, validated once' "
+    rungs += "'05, images kept'"
     task = "--images-per-class 60 --val-per-class 20 --judged 50 --seconds 15 --seeds 3"
     yield "14-cpu-bought", f"{at('bought.py')} {task} --rungs {rungs}"
 

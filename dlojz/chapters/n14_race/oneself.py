@@ -7,12 +7,21 @@ from dlojz import course, images, launch, race
 IMAGES = {"gpu": (24, 100, 20), "cpu": (8, 60, 20), "smoke": (2, 16, 8)}  # as of `generate`
 STEP = "05"  # of the trainer that is edited
 LAST = "epoch + 1 == args.epochs"
+ONCE = {  # it validates and saves at the end only
+    "device, args)\n        chrono.idle()": f"device, args) if {LAST} else train\n"
+    "        chrono.idle()",
+    "if args.checkpoint:\n            save(": f"if {LAST}:\n            save(",
+}
+KEPT = {  # a worker decodes each image once, and keeps it small
+    "from itertools import": "from functools import cache\nfrom itertools import",
+    "def decode(path):": "@cache\ndef decode(path):",
+    'return torchvision.io.decode_image(path, mode="RGB")': "image = "
+    'torchvision.io.decode_image(path, mode="RGB")\n'
+    "    return torchvision.transforms.v2.functional.resize(image, [64])",
+}
 EDITS = {  # texts of the trainer, and what they become
-    "validated-once": {
-        "device, args)\n        chrono.idle()": f"device, args) if {LAST} else train\n"
-        "        chrono.idle()",
-        "if args.checkpoint:\n            save(": f"if {LAST}:\n            save(",
-    },
+    "validated-once": ONCE,
+    "images-kept": ONCE | KEPT,
     "cheat": {"images=len(images)": "images=1000 * len(images)"},
 }
 

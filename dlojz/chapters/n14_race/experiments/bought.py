@@ -41,8 +41,12 @@ RUNGS = {  # title: the trainer's step, and its flags
     "06 one process": ("06", "--precision bf16"),
     "09 compile": ("09", "--precision bf16 --compile default"),
     "05, validated once": ("05", "--precision bf16"),
+    "05, images kept": ("05", "--precision bf16 --num-workers 1"),  # one worker sees them all
 }
-EDITED = {"05, validated once": "validated-once"}  # of the trainer: one of oneself.EDITS
+EDITED = {  # of the trainer: one of oneself.EDITS
+    "05, validated once": "validated-once",
+    "05, images kept": "images-kept",
+}
 SIZES = {  # of --help, with the defaults on a GPU and on a processor
     "model": ("a classifier of torchvision", "resnet50", "resnet18"),
     "image-size": ("pixels", 128, 24),
@@ -56,7 +60,8 @@ SIZES = {  # of --help, with the defaults on a GPU and on a processor
     "seconds": ("budget of a training, from its process's start to its end", 15.0, 9.0),
     "seeds": ("trainings of each rung", 3, 1),
 }
-ON_CPU = ("00 starter", "05 loader", "05, validated once")  # there 01 and 02 change nothing
+ON_GPU = [*RUNGS][:-1]  # there one worker is too slow
+ON_CPU = ["00 starter", "05 loader", "05, images kept"]  # there 01 and 02 change nothing
 PILOT = 5  # epochs: the first two are slower, and the last one may validate, so two are timed
 MOST = 3  # budgets: a pilot that takes longer is ended
 SPARE = 0.05  # of the budget, so that few trainings have to be repeated
@@ -74,7 +79,7 @@ def flags_of(device) -> argparse.ArgumentParser:
     for name, (help, on_gpu, on_cpu) in SIZES.items():
         default = on_gpu if gpu else on_cpu
         parser.add_argument(f"--{name}", type=type(default), default=default, help=help)
-    rungs = {"choices": [*RUNGS], "default": [*RUNGS] if gpu else ON_CPU, "metavar": "RUNG"}
+    rungs = {"choices": [*RUNGS], "default": ON_GPU if gpu else ON_CPU, "metavar": "RUNG"}
     parser.add_argument("--rungs", nargs="+", help=f"some of {', '.join(RUNGS)}", **rungs)
     return parser
 
