@@ -147,7 +147,7 @@ def moved(tmp_path_factory):
 def test_a_search_with_a_small_model_is_compared_with_the_larger_ones(moved):
     axes = n13.plot_transfer(moved)
     first, second = title(axes).splitlines()
-    assert first.startswith("resnet18's search takes 25 % of resnet50's seconds")
+    assert first.startswith("resnet18's trials take 25 % of resnet50's seconds")
     assert first.endswith("correlate by 0.50")
     assert second.endswith("beside that model's own: 5.0 ± 0.0 points worse")
 

@@ -99,8 +99,8 @@ def test_small_first():
         [c for c in cases if c["phase"] == "trial" and c["model"] == of[name]]
         for name in ("model", "larger")
     ]
-    small, large = (sum(case["seconds"] for case in trials) for trials in own)
-    yield f"takes {100 * small / large:.0f} % of the seconds"
+    small, large = (statistics.median(case["seconds"] for case in trials) for trials in own)
+    yield f"trials take {100 * small / large:.0f} % of the seconds"
     alike = figures._alike(*([recorded.last(case) for case in trials] for trials in own))
     yield f"correlate by {alike:.2f}"
     best = [max(trials, key=recorded.last)["trial"] for trials in own]

@@ -255,11 +255,11 @@ def plot_transfer(run, axes=None):
             right.text(max(values), at - 0.2, spread(values), ha="right", color=colour, fontsize=9)
         drawing.rows(right, origins)
         right.set(xlabel=f"{larger} with fresh seeds: accuracy (%)", ylim=(2.5, -0.5))
-        cost = [sum(case["seconds"] for case in own) for own in trials]
+        cost = [statistics.median(case["seconds"] for case in own) for own in trials]
         told = paired.difference(*({c["seed"]: last(c) for c in again[n]} for n in (1, 0)))
-        text = f"{small}'s search takes {100 * cost[0] / cost[1]:.0f} % of {larger}'s seconds; the "
+        text = f"{small}'s trials take {100 * cost[0] / cost[1]:.0f} % of {larger}'s seconds; the "
         text += (
-            f"trials' ranks correlate by {_alike(x, y):.2f}\nIts best flags for {larger}, beside "
+            f"ranks of both correlate by {_alike(x, y):.2f}\nIts best flags for {larger}, beside "
         )
         text += f"that model's own: {paired.words(told)}"
         entitle(left, text, _setting(run))
