@@ -87,6 +87,8 @@ def test_a_study_of_the_trainer_passes(course_folder):
     found = check("13_search", study)
     assert found.passed, found
     assert "(study first)" in repr(found)
+    seconds = [row[4] for row in study.trials.rows]
+    assert all(float(each) > 0 for each in seconds)
     said = {each.user_attrs["worker"]["pid"] for each in study.found}
     assert len(said) == 2
     assert check("13_search").job == check("13_search", "first").job == study

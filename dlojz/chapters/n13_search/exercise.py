@@ -310,6 +310,10 @@ def _pruning(seen):
     some = State.PASSED if pruned or seen.asked else State.UNMEASURED
     text, more = f"{len(pruned)} of {len(seen.trials)}", "at least one: search for more trials"
     yield Finding(PRUNING, "pruned", "pruned trials", some, text, more, "unpruned")
+    done = [len(t.run.accuracies) for t in pruned.values() if t.run]
+    if done:
+        mean = f"{sum(done) / len(done):.1f} of {max(len(t.reports) for t in seen.trials.values())}"
+        yield Finding(PRUNING, "epochs", "epochs", State.NOT_ASKED, mean, "of a pruned trial's job")
     left = {n: f"job {t.run.job} went on" for n, t in pruned.items() if _went_on(t)}
     yield _row(PRUNING, "jobs of pruned trials", left, "cancelled", "left")
 

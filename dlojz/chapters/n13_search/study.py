@@ -24,7 +24,7 @@ from pathlib import Path
 from dlojz import course, images, launch
 from dlojz.course import UserError
 from dlojz.jobs import processes
-from dlojz.runs import log, outcome
+from dlojz.runs import log, outcome, stats
 from dlojz.table import Table
 from dlojz.training import imports
 
@@ -100,25 +100,34 @@ class Study:
 
     @property
     def trials(self) -> Table:
-        """Return a table of the trials so far, with the accuracy after each epoch in percent."""
-        head = ("trial", "state", "parameters", "accuracy, %", "job")
+        """Return a table of the trials: accuracies after each epoch, and seconds in training."""
+        head = ("trial", "state", "parameters", "accuracy, %", "seconds", "job")
         rows = [
             (
                 str(trial.number),
                 trial.state.name.lower(),
                 ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items()),
                 " ".join(f"{100 * v:.1f}" for _, v in sorted(trial.intermediate_values.items())),
+                _seconds(self.id, trial),
                 str(trial.user_attrs.get("job", "")),
             )
             for trial in self.found
         ]
-        return Table(head, rows, "><<<>", "no trial in its journal")
+        return Table(head, rows, "><<<>>", "no trial in its journal")
 
     def __repr__(self):
         return f"study {self.id}\n{self.trials}"
 
     def _repr_html_(self):
         return self.trials._repr_html_()
+
+
+def _seconds(study, trial):
+    from dlojz.chapters.n13_search import worker
+
+    job = worker.job_of(study, trial)
+    seconds = stats.summary(job).seconds if job else None
+    return "" if seconds is None else f"{seconds:.1f}"
 
 
 def _short(value):
