@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from dlojz import race
 from dlojz.course import UserError
@@ -190,6 +191,7 @@ def plot_epochs(run, axes=None):
             axes[1].plot(x, y, "o", color=look["color"], mec="white", ms=6, label=rung.title)
         axes[0].axvline(_budget(run), color=PALETTE["failure"], ls="--", lw=1)
         axes[0].set(xlabel="budget (s), from start to end", ylabel="epochs, by the pilots")
+        axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
         axes[1].set(xlabel="epochs", ylabel="accuracy (%)", ylim=(0, 100))
         box = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 0.9}
         drawing.legend(axes[0], 1, (0, 1), loc="upper left", fontsize=8, **box)
@@ -211,11 +213,13 @@ def breaks_even(run, rung: str, other: str) -> float | None:
 
 def epochs_text(run) -> str:
     """Return what compiling needs to pay, and the points of more epochs, in two sentences."""
-    told, known = [], [r.title for r in _timed(run)]
+    known = {rung.title: rung.pilot["epoch_s"] for rung in _timed(run)}
+    first, best = next(iter(known)), min(known, key=known.get)
+    told = [f"Left: {best}, {known[best]:.2g} s for an epoch; {first}, {known[first]:.2g} s"]
     if {"09 compile", "05 loader"} <= {*known}:
         when = breaks_even(run, "09 compile", "05 loader")
         pays = "never pays here" if when is None else f"pays in budgets above {when:.0f} s"
-        told.append(f"Left: compiling {pays}")
+        told[0] += f"; compiling {pays}"
     runs = [t for r in rungs(run) for t in (r.pilot, *r.trainings) if "accuracy" in t]
     few, many = (pick(runs, key=lambda t: t["epochs"])["epochs"] for pick in (min, max))
     means = [
@@ -252,24 +256,24 @@ def parts(rung: Rung) -> dict[str, float]:
 
 
 def seconds_text(run) -> str:
-    """Return the share of the budget in which the first judged rung trains, and the last one."""
+    """Return the shares of a run's seconds in which it trains: the least and the most."""
     shares = []
     for rung in (r for r in rungs(run) if r.trainings):
         found = parts(rung)
         shares.append((found["training"] / sum(found.values()), rung.title))
     if not shares:
         return "No rung completes an epoch in this budget"
-    told = [f"{share:.0%} of its seconds ({title})" for share, title in (min(shares), max(shares))]
-    return f"A run trains in {told[0]} to {told[1]}".replace("%", " %")
+    least, most = (f"{share:.0%} ({title})" for share, title in (min(shares), max(shares)))
+    return f"Training is {least} to {most} of a run's seconds".replace("%", " %")
 
 
 def plot_joules(run, ax=None):
     """Draw accuracy over joules by rung, and the energy of an idle GPU in the same seconds."""
     found = [r for r in rungs(run) if r.trainings and r.mean("joules") is not None]
-    with drawing.axes(ax, (10, 2.2 + 0.5 * max(2, len(found))), "x") as ax:
+    with drawing.axes(ax, (10, 2.2 + 0.5 * len(found) if found else 0.8), "x") as ax:
         if not found:
-            ax.text(0.5, 0.5, NO_SENSOR, ha="center", transform=ax.transAxes, color=QUIET)
-            ax.set(xticks=[], yticks=[])
+            ax.text(0, 0.5, NO_SENSOR, transform=ax.transAxes, color=QUIET)
+            ax.set_axis_off()
             return ax
         watts = next((m.value for m in measured(run).measures if m.what == "idle"), 0.0)
         for row, rung in enumerate(found):
