@@ -90,9 +90,9 @@ def test_a_run_is_ended_at_its_budget_and_its_last_weights_judged(course_folder,
     slow = edited(course_folder, "slow.py", SLOW)
     race.enter(mine, "slow", f"{slow} {TINY} -e 1000")
     file = mine.folder / "race.toml"
-    file.write_text(file.read_text().replace("seconds = 60", "seconds = 5"))
+    file.write_text(file.read_text().replace("seconds = 60", "seconds = 8"))
     (place,) = race.run(mine.folder, progress=False)
-    assert (place.word, place.seconds) == (ranking.BEST, (5.0, 5.0))
+    assert (place.word, place.seconds) == (ranking.BEST, (8.0, 8.0))
 
 
 @pytest.fixture
@@ -107,11 +107,11 @@ def test_joules_are_measured_and_end_a_run(course_folder, mine, meter):
     slow = edited(course_folder, "slow.py", SLOW)
     race.enter(mine, "slow", f"{slow} {TINY} -e 1000")
     file = mine.folder / "race.toml"
-    file.write_text(file.read_text().replace("# joules = 3000", "joules = 400"))
+    file.write_text(file.read_text().replace("# joules = 3000", "joules = 700"))
     (place,) = race.run(mine.folder, progress=False)
     assert place.word == ranking.BEST, place.why
-    assert all(400 <= joules < 480 for joules in place.joules)
-    assert all(3 < seconds < 5 for seconds in place.seconds)
+    assert all(700 <= joules < 850 for joules in place.joules)
+    assert all(6 < seconds < 9 for seconds in place.seconds)
     (one,) = results.read(mine)
     assert {run["cut"] for run in one.runs.values()} == {True}
     assert all(90 < run["idle_w"] < 110 for run in one.runs.values())
@@ -177,6 +177,7 @@ def test_a_killed_organiser_and_two_at_once_lose_nothing(course_folder, mine):
     assert not begun.exists()
 
 
+@pytest.mark.slow
 def test_only_what_was_entered_is_run_and_a_best_that_is_gone_is_out(course_folder, mine):
     """The owner of an entry can still write beside it."""
     begin = "from itertools import islice"

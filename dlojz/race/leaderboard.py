@@ -45,12 +45,13 @@ def _mean(values):
 def _words(place) -> str:
     if place.word == ranking.OUT:
         return f"out: {place.why[:160]}"
-    if not (found := place.margin):
-        return f"{place.word} {place.against}".strip()
-    told = f"{found.mean:+.1f} points, gate {found.gate:.1f}"
-    if place.word == ranking.TIE:
-        return f"tie with {found.best} ({told})"
-    return f"{place.word} ({told}, against {found.best})"
+    told = f"{place.word} {place.against}".strip()
+    if found := place.margin:
+        points = f"{found.mean:+.1f} points, gate {found.gate:.1f}"
+        told = f"{place.word} ({points}, against {found.best})"
+        if place.word == ranking.TIE:
+            told = f"tie with {found.best} ({points})"
+    return told + (f"; disturbed: {place.disturbed}" if place.disturbed else "")
 
 
 def lines_changed(entry) -> int:

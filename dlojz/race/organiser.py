@@ -29,7 +29,7 @@ from dlojz.machine import cpus, nvml
 from dlojz.race import ranking, results
 from dlojz.race.entering import Entry, entries
 from dlojz.race.rules import RaceError, open_race
-from dlojz.runs import log
+from dlojz.runs import log, stats
 
 BEGUN = "begun.json"  # the job of the organiser that holds the race
 WEIGHTS = "checkpoint.pt"  # in a run's folder
@@ -184,12 +184,7 @@ def _watch(race, job, idle) -> dict:
     told = {"why": _why(race, job, status, cut), "cut": cut}
     told["seconds"] = round(min(seconds, race.seconds) if cut else seconds, 3)
     told |= {"joules": joules, "idle_w": None if None in watts else round(sum(watts), 1)}
-    images, updates = _trained(job)
-    return told | {
-        "images": images,
-        "updates": updates,
-        "run": os.path.relpath(job.directory, race.folder),
-    }
+    return told | _logged(job) | {"run": os.path.relpath(job.directory, race.folder)}
 
 
 def _why(race, job, status, cut) -> str:
@@ -217,13 +212,15 @@ def _failure(job) -> str:
     return f"{status['state']}: {said.splitlines()[-2].strip(' |')}"[:500]
 
 
-def _trained(job) -> tuple[int, int]:
-    """Return the images and updates in a run's log; 0 without a log."""
-    with suppress(log.LogError, TypeError, ArithmeticError):  # the entry may write anything
+def _logged(job) -> dict:
+    """Return the images and updates in a run's log, and what disturbed it; 0 without a log."""
+    told = {"images": 0, "updates": 0, "disturbed": ""}
+    with suppress(Exception):  # the entry may have written anything
         found = log.read(job)
-        accumulate = found.start.get("arguments", {}).get("accumulate") or 1
-        return sum(found.steps.images), len(found.steps) // accumulate
-    return 0, 0
+        accumulate = found.start["arguments"]["accumulate"]
+        told |= {"images": sum(found.steps.images), "updates": len(found.steps) // accumulate}
+        told["disturbed"] = stats.summary(job).disturbance
+    return told
 
 
 @cache

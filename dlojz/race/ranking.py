@@ -53,6 +53,7 @@ class Standing:
     accuracies: tuple[float, ...] = ()
     seconds: tuple[float, ...] = ()
     joules: tuple[float, ...] | None = None
+    disturbed: str = ""  # what slowed one of its runs down, perhaps
     floor_s: float | None = None  # the least time that its updates need: the largest of its runs
 
     def ties_with(self, best: str) -> bool:
@@ -120,6 +121,7 @@ def _results(one: Round, name) -> dict:
         "seconds": tuple(run["seconds"] for run in runs),
         "joules": None if None in joules else tuple(joules),
         "floor_s": max(floors, default=None),
+        "disturbed": next(filter(None, (run["disturbed"] for run in runs)), ""),
     }
 
 

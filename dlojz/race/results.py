@@ -1,7 +1,7 @@
 """The results of a race: `results.jsonl`, to which each organiser appends, a line for each event.
 
 {"event": "round", "round": 1, "entries": {"starter": "9f86d0..."}, "seeds": [7, 8, 9], "rules": {"seconds": 20}, "place": "AMD EPYC, machine 3f2a10", "time": 1764000000.0}
-{"event": "run", "round": 1, "entry": "starter", "seed": 7, "why": "", "seconds": 14.2, "cut": false, "joules": null, "idle_w": null, "images": 3000, "updates": 94, "run": "../../runs/0012"}
+{"event": "run", "round": 1, "entry": "starter", "seed": 7, "why": "", "seconds": 14.2, "cut": false, "joules": null, "idle_w": null, "images": 3000, "updates": 94, "disturbed": "", "run": "../../runs/0012"}
 {"event": "draw", "round": 1, "seed": 2026}
 {"event": "judged", "round": 1, "entry": "starter", "seed": 7, "why": "", "accuracy": 0.512, "of": 500, "floor_s": 0.8}
 
