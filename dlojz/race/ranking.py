@@ -121,7 +121,7 @@ def _results(one: Round, name) -> dict:
         "seconds": tuple(run["seconds"] for run in runs),
         "joules": None if None in joules else tuple(joules),
         "floor_s": max(floors, default=None),
-        "disturbed": next(filter(None, (run["disturbed"] for run in runs)), ""),
+        "disturbed": next(filter(None, (run.get("disturbed") for run in runs)), ""),
     }
 
 
