@@ -438,6 +438,8 @@ def test_every_recording_can_be_read_and_names_no_machine():
     """And those of one machine and series have one optimizer, so no figure mixes two."""
     optimizers = {}
     for path in sorted((course.course_root() / "reference").rglob("*.jsonl")):
+        if path.name == "results.jsonl":  # of a race, which is no run
+            continue
         s = summary(path)
         assert s.state in ("COMPLETED", "OUT_OF_MEMORY")
         assert s.versions["torch"]

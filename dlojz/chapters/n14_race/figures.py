@@ -28,6 +28,8 @@ COLOURS = {  # of the parts of a run's seconds
     "ending": QUIET,
 }
 RUNS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # of each entry
+BOX = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
+BOX |= {"loc": "upper right"}  # of a legend inside the axes
 NO_SENSOR = "joules: not measured, as no sensor of this machine reports them"
 
 of_experiment = partial(drawing.of_experiment, field="rung", experiment="experiments/bought.py")
@@ -193,8 +195,7 @@ def plot_epochs(run, axes=None):
         axes[0].set(xlabel="budget (s), from start to end", ylabel="epochs, by the pilots")
         axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
         axes[1].set(xlabel="epochs", ylabel="accuracy (%)", ylim=(0, 100))
-        box = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 0.9}
-        drawing.legend(axes[0], 1, (0, 1), loc="upper left", fontsize=8, **box)
+        drawing.legend(axes[0], 1, (0, 1), **BOX | {"loc": "upper left", "fontsize": 8})
         entitle(axes[0], epochs_text(run), _setting(run))
     return axes
 
@@ -328,10 +329,9 @@ def plot_gate(of_race, ax=None):
         ax.set_xticks([*found], map(str, found))
         ax.minorticks_off()
         ax.set_ylim(0, 1.1 * max(found[3], *(abs(m.mean) for m in margins.values())))
-        drawing.legend(ax, 1, (1, 1), loc="upper right")
-        entitle(
-            ax, gate_text(of_race.runs, sd, of_race.level), f"One run varies by {sd:.1f} points"
-        )
+        drawing.legend(ax, 1, (1, 1), **BOX)
+        setting = f"One run of the best so far varies by {sd:.1f} points; risk {of_race.level:.0%}"
+        entitle(ax, gate_text(of_race.runs, sd, of_race.level), setting.replace("%", " %"))
     return ax
 
 
