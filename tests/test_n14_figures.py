@@ -109,7 +109,7 @@ def test_compiling_breaks_even_where_the_lines_cross(run):
     assert n14.breaks_even(run, "05 loader", "03 channels_last") == pytest.approx(3)
     assert n14.breaks_even(run, "03 channels_last", "05 loader") is None
     told = (
-        "09 compile, 0.25 s for an epoch; 03 channels_last, 1.5 s; compiling pays in budgets above"
+        "09 compile, 0.25 s for an epoch; 03 channels_last, 1.50 s; compiling pays in budgets above"
     )
     assert f"{told} 52 s" in title(n14.plot_epochs(run)).replace("\n    ", " ")
     with pytest.raises(UserError, match="no pilot of '00 starter': expected two of 03"):

@@ -216,7 +216,7 @@ def epochs_text(run) -> str:
     """Return what compiling needs to pay, and the points of more epochs, in two sentences."""
     known = {rung.title: rung.pilot["epoch_s"] for rung in _timed(run)}
     first, best = next(iter(known)), min(known, key=known.get)
-    told = [f"Left: {best}, {known[best]:.2g} s for an epoch; {first}, {known[first]:.2g} s"]
+    told = [f"Left: {best}, {known[best]:.2f} s for an epoch; {first}, {known[first]:.2f} s"]
     if {"09 compile", "05 loader"} <= {*known}:
         when = breaks_even(run, "09 compile", "05 loader")
         pays = "never pays here" if when is None else f"pays in budgets above {when:.0f} s"

@@ -1,0 +1,70 @@
+"""What notebook 14 and its quiz say of recordings is what they hold."""
+
+from claims import claims
+
+from dlojz import race, runs
+from dlojz.chapters import n14_race as n14
+from dlojz.figures import paired
+
+NOTEBOOK = "14_race"
+
+
+def rungs():
+    return {rung.title: rung for rung in n14.rungs(runs.recorded("cpu/14-cpu-bought"))}
+
+
+def places():
+    return {p.name: p for p in race.standings(race.open_race(runs.recorded("cpu/14-cpu-race")))}
+
+
+@claims(NOTEBOOK)
+def test_no_notebook_bought_an_epoch_and_an_edit_did():
+    found = rungs()
+    first, once, kept = (found[t] for t in ("00 starter", "05, validated once", "05, images kept"))
+    assert found["03 channels_last"].epochs == first.epochs - 1
+    assert found["05 loader"].epochs == first.epochs == once.epochs - 1
+    yield f"had not ended after {found['09 compile'].pilot['seconds']:.0f} s"
+    told = paired.difference(first.by_seed, kept.by_seed)
+    assert told.word == paired.BETTER
+    yield f"{kept.epochs:.0f} instead of {first.epochs:.0f}, and with them"
+    yield f"{told.mean:.1f} ± {told.half:.1f} points"
+    alone = paired.difference(first.by_seed, once.by_seed)
+    assert alone.word == paired.NO_DIFFERENCE
+    yield f"they would have seen {alone.half:.1f} points"
+
+
+@claims(NOTEBOOK)
+def test_points_come_from_epochs_and_vary_by_seed():
+    found = [rung for rung in rungs().values() if rung.trainings]
+    assert all(2.5 < rung.fixed_s < 4.5 for rung in found)
+    five = [a for rung in found for a in rung.by_seed.values() if rung.epochs == 5]
+    yield f"from {min(five):.0f} to {max(five):.0f} %"
+
+
+@claims(NOTEBOOK)
+def test_the_starter_trains_in_half_of_its_seconds():
+    found = rungs()
+    parts = n14.parts(found["00 starter"])
+    yield f"trains in {100 * parts['training'] / sum(parts.values()):.0f} % of its seconds"
+    yield f"It starts for {parts['imports']:.1f} s and ends for {parts['ending']:.1f} s"
+    both = parts["validation"] + parts["saving"]
+    assert both > found["00 starter"].pilot["epoch_s"]
+    yield f"after each epoch takes {both:.1f} s"
+    beside, alone = (
+        n14.parts(found[t])["training"] / found[t].epochs for t in ("00 starter", "05, images kept")
+    )
+    yield f"takes {beside:.1f} s beside them, and {alone:.1f} s once"
+
+
+@claims(NOTEBOOK)
+def test_the_recorded_race_has_a_winner_a_tie_and_a_cheat():
+    found = places()
+    kept, tie = found["images-kept"], found["loader"].margin
+    assert kept.word == race.ranking.BEST
+    yield f"It is {kept.margin.mean:.1f} points ahead, and the gate was {kept.margin.gate:.1f}"
+    assert tie.word == race.ranking.TIE
+    yield f"fewer points than `first`, {-tie.mean:.1f}"
+    gates = n14.gates((kept.margin.sd + tie.sd) / 2, 0.05)
+    assert gates[10] > -tie.mean > gates[12]
+    images, _, floor = found["cheat"].why.partition(" images in its log need at least ")
+    yield f"{images.rpartition(' ')[2]} images need at least {float(floor.split()[0]):.0f} s"
