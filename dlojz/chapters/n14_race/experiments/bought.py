@@ -1,4 +1,4 @@
-"""What each step of the course buys: epochs and accuracy in a budget of seconds.
+"""The epochs and the accuracy that each step of the course buys in a budget of seconds.
 
 Submitted by a notebook: submit("dlojz/chapters/n14_race/experiments/bought.py").
 
