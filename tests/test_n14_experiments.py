@@ -30,7 +30,7 @@ def bought():
 
 @pytest.mark.parametrize(
     ("seconds", "epoch_s", "budget", "epochs"),
-    [(6, 1, 10, 6), (6, 1, 20, 16), (9.6, 1, 10, 2), (12, 2, 10, 1), (60, 20, 10, 0)],
+    [(6, 1, 10, 8), (6, 1, 20, 18), (9.6, 1, 10, 4), (12, 2, 10, 3), (60, 10, 10, 0)],
 )
 def test_as_many_epochs_fit_as_there_are_seconds_left(bought, seconds, epoch_s, budget, epochs):
     assert bought.fitting({"seconds": seconds, "epoch_s": epoch_s}, budget) == epochs

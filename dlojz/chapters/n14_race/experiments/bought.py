@@ -54,10 +54,10 @@ SIZES = {  # of --help, with the defaults on a GPU and on a processor
     "lr": ("the highest learning rate", 0.1, 0.02),
     "num-workers": ("at most one per CPU", 16, 2),
     "classes": ("classes of the images, which are drawn first", 24, 8),
-    "images-per-class": ("images of each class to train on", 100, 30),
+    "images-per-class": ("images of each class to train on", 100, 24),
     "val-per-class": ("images of each class to validate on, within the budget", 20, 10),
     "judged": ("images of each class that judge, after the clock has stopped", 50, 25),
-    "seconds": ("budget of a training, from its process's start to its end", 15.0, 9.0),
+    "seconds": ("budget of a training, from its process's start to its end", 15.0, 8.0),
     "seeds": ("trainings of each rung", 3, 1),
 }
 ON_GPU = [*RUNGS][:-1]  # there one worker is too slow
