@@ -352,6 +352,8 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     yield Entry("11 FSDP", where, f"shards, bytes, {peaks}")
     speeds = "and their speeds" if len(cards) > 1 else "recorded figures for the speed"
     yield Entry("12 model parallel", where, f"gradients, messages, {speeds}")
+    yield Entry("13 search", "everywhere", "a small study; the large ones are recorded")
+    yield Entry("14 race", many if cards else "CPU", "joules, too" if cards else "seconds only")
 
 
 def _install_problems(facts: dict) -> Iterator[Problem]:
