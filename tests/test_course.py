@@ -272,7 +272,17 @@ MAY_IMPORT = {
     "check": {"course", "images", "launch", "machine", "runs", "table"},
     "classroom": {"course", "figures", "launch", "machine", "runs", "table"},
     "widgets": {"classroom", "course", "figures", "launch", "runs", "table"},
-    "race": {"course", "figures", "images", "jobs", "launch", "machine", "runs", "table", "training"},
+    "race": {
+        "course",
+        "figures",
+        "images",
+        "jobs",
+        "launch",
+        "machine",
+        "runs",
+        "table",
+        "training",
+    },
 }
 OF_A_CHAPTER = ("exercise", "figures", "job")
 MAY_IMPORT["chapters"] = {*MAY_IMPORT} - {"__init__", "classroom", "dlojz"}

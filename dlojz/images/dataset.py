@@ -118,7 +118,7 @@ def unfinished(root) -> str | None:
 
 
 def about(root) -> dict:
-    """Return what the set in a folder holds: its seed and counts. Raise DataError if it is none."""
+    """Return the seed and the counts of the set in a folder. Raises DataError if it is none."""
     root = pathlib.Path(root)
     if (held := _read_marker(root)) is None:
         raise DataError(

@@ -188,7 +188,7 @@ def _watch(race, job, idle) -> dict:
 
 
 def _why(race, job, status, cut) -> str:
-    """Return why a run is out; "" if its weights can be judged."""
+    """Return the reason why a run is out; "" if its weights can be judged."""
     if not cut and (failure := _failure(job)):
         return failure
     weights = job.directory / WEIGHTS
@@ -200,7 +200,10 @@ def _why(race, job, status, cut) -> str:
 
 
 def _failure(job) -> str:
-    """Return why a job failed; "" if it has not. Raise RaceError if its entry is not to blame."""
+    """Return the reason of a failure; "" if there is none.
+
+    Raises RaceError if the entry is not to blame.
+    """
     status = job.status
     said = job.explain(1)
     if status.get("cause") == keeper.Cause.LOST or status["state"] == State.CANCELLED:

@@ -176,7 +176,7 @@ def floor_s(run: Mapping, model: Mapping) -> float:
 
 
 def impossible(run: Mapping, model: Mapping, accuracy: float, idle_w: float | None) -> str:
-    """Return why a run cannot have done what its log says; "" if it can.
+    """Return the reason why a run cannot have done what its log says; "" if it can.
 
     idle_w: the least power that the idle device had in this round; None: not measured.
     """

@@ -213,7 +213,7 @@ def breaks_even(run, rung: str, other: str) -> float | None:
 
 
 def epochs_text(run) -> str:
-    """Return what compiling needs to pay, and the points of more epochs, in two sentences."""
+    """Return two sentences: on the budget in which compiling pays, and on more epochs."""
     known = {rung.title: rung.pilot["epoch_s"] for rung in _timed(run)}
     first, best = next(iter(known)), min(known, key=known.get)
     told = [f"Left: {best}, {known[best]:.2f} s for an epoch; {first}, {known[first]:.2f} s"]
@@ -336,7 +336,7 @@ def plot_gate(of_race, ax=None):
 
 
 def gate_text(runs: int, sd: float, level: float) -> str:
-    """Return what the runs of a race show, and how many runs show half of it."""
+    """Return a sentence on the runs of a race, and on the number that would show half as much."""
     found = gates(sd, level)
     half = next((n for n, gate in found.items() if gate <= found[runs] / 2), None)
     told = f"{runs} runs of each show a lead of {found[runs]:.1f} points"
