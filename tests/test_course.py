@@ -365,7 +365,8 @@ WITH_TORCH = ("dlojz.dlojz", "dlojz.training", "dlojz.watch", "dlojz.estimate")
 def needs_torch(name):
     """Whether a module belongs to a job: the trainer, what it imports, a chapter's programs."""
     programs = r"job|blocks|dynamo|measuring|operations|transformers|trainings|counting|timing"
-    programs += r"|in_pytorch|in_triton|bits|vit|spread|choosing|eight|checked|curves|experiments\.\w+"
+    programs += r"|in_pytorch|in_triton|bits|vit|spread|choosing|eight|checked|curves"
+    programs += r"|experiments\.\w+"
     job = re.fullmatch(rf"dlojz\.chapters\.(session|harness|resident|\w+\.({programs}))", name)
     return job or name == "dlojz.race.judging" or name.startswith(WITH_TORCH)
 
