@@ -81,8 +81,11 @@ class OtherSchemaError(ValueError):
 # Writing ------------------------------------------------------------------------------------
 
 
-def open_run(args) -> "RunLog":
-    """Open the log of this process, in $DLOJZ_RUN if a launcher set it, else in a new folder."""
+def open_run(args, quiet=False) -> "RunLog":
+    """Open the log of this process, in $DLOJZ_RUN if a launcher set it, else in a new folder.
+
+    quiet: whether it prints nothing, as for a program that has its own lines.
+    """
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler complains without a GPU
     course.guard_compiled_code()  # on this node, wherever the job was submitted
     folder = os.environ.get("DLOJZ_RUN")
@@ -93,13 +96,13 @@ def open_run(args) -> "RunLog":
                 "empty folder that all of them see, or submit the run: dlojz submit --help"
             )
         folder = new_run()
-    return RunLog(Path(folder), args)
+    return RunLog(Path(folder), args, quiet)
 
 
 class RunLog:
     """The writer of the events of one process, as they come; the sink of a Chronometer."""
 
-    def __init__(self, folder: Path, args):
+    def __init__(self, folder: Path, args, quiet=False):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         path = events_file(folder, idr_torch.rank)
@@ -112,7 +115,7 @@ class RunLog:
         self._last_words = []  # calls that log something before the end
         self._ended = False
         self._memory = {}
-        self._progress = Progress() if idr_torch.is_master else None
+        self._progress = Progress() if idr_torch.is_master and not quiet else None
         sys.excepthook = self._on_error
         self._write("start", schema=SCHEMA, time=_now(), **origin(), arguments=vars(args))
 
@@ -127,8 +130,7 @@ class RunLog:
             device=str(device),
             device_name=_device_name(device),
             warmup_steps=WARMUP_STEPS,
-            parameters=sum(p.numel() for p in weights),
-            parameter_bytes=sum(p.numel() * p.element_size() for p in weights),
+            **_sizes(weights),
             optimizer=_named(training.optimizer),
             classes=len(train_loader.dataset.classes),
             train_images=len(train_loader.dataset),
@@ -136,6 +138,13 @@ class RunLog:
             steps_per_epoch=steps,
             steps=cut * self._args.epochs,
         )
+
+    def program(self, device, weights, optimizers=()):
+        """Write what is known of a program that is watched, in place of `setup`."""
+        self._device = device
+        named = {"optimizer": " and ".join(map(_named, optimizers))} if optimizers else {}
+        where = {"device": str(device), "device_name": _device_name(device)}
+        self._write("setup", **where, warmup_steps=WARMUP_STEPS, **_sizes(weights), **named)
 
     def rates(self, table):
         """Write the table of a learning-rate finder: pairs of a rate and a loss."""
@@ -211,6 +220,11 @@ class RunLog:
         """Write the results of a small experiment in one of its cases."""
         self._write("case", case=name, **fields)
 
+    def fail(self, error: str):
+        """Write that the run failed, by this error."""
+        if not self._ended:
+            self._finish("failed", error=error)
+
     def end(self):
         """Write that the run is complete; once, as a check may end it before a `finally` does."""
         if not self._ended:
@@ -275,6 +289,14 @@ def _now():
 
 def _rounded(durations):
     return {phase: round(ms, 4) for phase, ms in durations.items()}
+
+
+def _sizes(weights) -> dict[str, int]:
+    sizes = [(p.numel(), p.element_size()) for p in weights]
+    return {
+        "parameters": sum(count for count, _ in sizes),
+        "parameter_bytes": sum(count * size for count, size in sizes),
+    }
 
 
 def _named(optimizer) -> str:

@@ -46,6 +46,8 @@ class Chronometer:
     witness: profiles one or two steps, which are then not measured: see `evidence.watch`.
     """
 
+    FOLLOWS = FOLLOWS
+
     def __init__(self, device="cpu", sink=None, clock=clocks.host, device_clock=None, witness=None):
         self.phase = None  # the present one; None before the start
         self._clock = clock
@@ -151,7 +153,7 @@ class Chronometer:
         before, name = self.phase, MARK.get(phase, phase)
         if before is None:
             raise RuntimeError(f"chrono.{name}() came before chrono.start(): call start() first")
-        if phase not in FOLLOWS[before]:
+        if phase not in self.FOLLOWS[before]:
             expected = [f"chrono.{MARK.get(p, p)}()" for p in FOLLOWS if p in FOLLOWS[before]]
             raise RuntimeError(
                 f"chrono.{name}() came during the phase {before!r}: expected "

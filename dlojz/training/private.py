@@ -171,6 +171,23 @@ def is_compiled(module) -> bool:
     return isinstance(module, wrapper) or module._compiled_call_impl is not None
 
 
+def before_compiled_call(module, hook) -> bool:
+    """Call `hook(module, args, kwargs)` before a module that `module.compile()` has compiled.
+
+    Return False for another one. A hook of torch's would be compiled, too, and break the graph.
+    """
+    call = getattr(module, "_compiled_call_impl", None)
+    if call is None:
+        return False
+
+    def noted(*args, **kwargs):
+        hook(module, args, kwargs)
+        return call(*args, **kwargs)
+
+    module._compiled_call_impl = noted
+    return True
+
+
 @otherwise(lambda: defaultdict(Counter))
 def compile_counters() -> dict:
     """Return torch.compile's counters: graphs, breaks by reason, hits of its cache.

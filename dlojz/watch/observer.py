@@ -1,0 +1,295 @@
+"""The observer of any training program: our log of its steps, and the trace of a few.
+
+What every training does, however it is written, gives the Chronometer's marks: a batch is asked of
+a DataLoader, and comes; a module with weights is called that no other one calls;
+`torch.autograd.backward` runs; an optimizer steps. A step is a batch of the loader that feeds the
+training. Without a DataLoader it ends with an update, and the time up to the next forward pass
+is that of its data. Several forward passes, or several optimizers, belong to one step.
+
+The model is hooked itself, and nothing inside it: a compiled one has the same graphs as before.
+Nothing waits for the device but the ends of measured windows: see `chronometer`.
+"""
+
+import math
+import weakref
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import wraps
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from dlojz.runs import log
+from dlojz.training import private
+from dlojz.training.chronometer import Chronometer
+
+MEASURED = 12  # steps that are timed before some are profiled
+SCHEDULE = {"wait": log.WARMUP_STEPS + MEASURED, "warmup": 1, "active": 2, "repeat": 1}
+TRAINING = ("transfer", "forward", "backward", "update")
+
+
+class Marks(Chronometer):
+    """The marks of a program that knows nothing of them: any order is right."""
+
+    ANY = frozenset(("data", *TRAINING, "validation", "idle", "stopped"))
+    FOLLOWS = dict.fromkeys(ANY, ANY)
+
+
+class Observer:
+    """What a process does, as marks. Its log begins with the first training step."""
+
+    def __init__(self):
+        self.run = self.chrono = None
+        self._model = None  # a weak reference to the one that is trained
+        self._loader = None  # one to the loader that feeds it
+        self._latest = None  # one to the loader whose batch came last
+        self._steps = self._epoch = 0
+        self._values, self._optimizers, self._lr = {}, [], math.nan
+        self._batch, self._given = {}, Counter()  # what a loader gave, and what models were given
+        self._trained = False  # the present step has a backward pass
+        self._finding = None  # a hook on all modules, until the model is found
+        self._find()
+
+    # Events ----------------------------------------------------------------------------------
+
+    def asked(self, loader):
+        """Note that a loader is asked for its next batch."""
+        if self.chrono is None or self._feeds() is not loader:
+            return
+        if self._trained:
+            self._end_step()
+        elif self.chrono.phase in ("idle", "validation"):
+            self.chrono.next_iter()
+
+    def came(self, loader, batch):
+        """Note that a loader gave a batch."""
+        self._latest, self._batch = weakref.ref(loader), sizes(batch)
+        if self.chrono and self._feeds() is loader and self.chrono.phase == "data":
+            self.chrono.transfer()
+
+    def ended(self, loader):
+        """Note that a loader has no more batches."""
+        if self.chrono and self._feeds() is loader:
+            self._epoch += 1
+
+    def called(self, model, args, kwargs):
+        """Note a call of the model."""
+        if not model.training:
+            return self._validates()
+        if not torch.is_grad_enabled():
+            return None
+        first = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
+        if self.chrono is None:
+            self._begin(model, first)
+        self._loader = self._latest or self._loader
+        if self._trained and self._feeds() is None and self.chrono.phase == "update":
+            self._end_step()  # of a program without a DataLoader
+        if self.chrono.phase in ("idle", "validation"):
+            self.chrono.next_iter()
+        if self.chrono.phase == "data":
+            self.chrono.transfer()
+        if self.chrono.phase != "update":
+            self.chrono.forward()
+        self._given.update(sizes(first))
+        return None
+
+    def scaled(self, loss):
+        """Note a loss before a gradient scaler makes it larger."""
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._values["loss"] = loss.detach()
+
+    def backward(self, tensors):
+        """Note the begin of a backward pass."""
+        if self.chrono is None:
+            return
+        loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+        if "loss" not in self._values:
+            self.scaled(loss)
+        if self.chrono.phase in ("data", "transfer"):  # by a model that is not known yet
+            self._find()
+        if self.chrono.phase not in ("idle", "validation"):
+            self._trained = True
+            self.chrono.backward()
+
+    def steps(self, optimizer):
+        """Note that an optimizer begins to step."""
+        if self.chrono and self._trained:
+            if optimizer not in self._optimizers:
+                self._optimizers.append(optimizer)
+                self.run.program(*self._place, self._optimizers)
+            if optimizer is self._optimizers[0]:
+                self._lr = float(optimizer.param_groups[0]["lr"])
+            self.chrono.update()
+
+    # The log ---------------------------------------------------------------------------------
+
+    def _begin(self, model, first):
+        weights = list(model.parameters())
+        device = next((w.device for w in weights if w.requires_grad), torch.device("cpu"))
+        images = len(first) if first is not None and first.ndim else None
+        what = {"model": type(_inside(model)).__name__, "batch_size": images}
+        if first is not None and first.ndim == 4:
+            what["image_size"] = first.shape[-1]
+        self.run = log.open_run(Namespace(**what), quiet=True)
+        self._place = device, weights
+        self.run.program(device, weights)
+        self.chrono = Marks(device, self.run)
+        if not private.is_profiling():  # the program's own would fail beside ours
+            self.chrono.profiler = torch.profiler.profile(
+                schedule=torch.profiler.schedule(**SCHEDULE),
+                on_trace_ready=self.run.save_trace,
+                acc_events=True,  # only avoids a warning: there is one cycle
+            )
+            self.chrono.profiler.start()
+        self.chrono.start()
+
+    def _end_step(self):
+        if self.chrono.phase != "update":  # more batches belong to the next update
+            self.chrono.update()
+        place = {"epoch": self._epoch, "step": self._steps}
+        given = (self._feeds() and self._batch) or self._given
+        values = {"images": 0, "lr": self._lr, "loss": math.nan} | given | self._values
+        self.chrono.next_iter(**place, **values)
+        self._steps, self._given, self._values, self._trained = (
+            self._steps + 1,
+            Counter(),
+            {},
+            False,
+        )
+        if self.chrono.profiler:
+            self.chrono.profiler.step()
+
+    def _validates(self):
+        if self.chrono is None or self.chrono.phase in ("validation", *TRAINING[:-2]):
+            return
+        if self._trained:
+            self._end_step()
+        self.chrono.validation()
+
+    def flush(self):
+        """Hand over the steps so far: an error ends the program."""
+        if self.chrono:
+            with suppress(RuntimeError):  # of a device that is no more
+                self.chrono.stop()
+
+    def end(self, well=True):
+        """End the log of a program that has ended."""
+        if self.chrono:
+            if self._trained and well:
+                self._end_step()
+            self.flush()
+            if well:
+                self.run.end()
+            else:
+                self.run.fail("the program ended with an exit code that is not 0")
+
+    # The model -------------------------------------------------------------------------------
+
+    def _feeds(self):
+        return self._loader and self._loader()
+
+    def _find(self):
+        """Hook all modules until one is called to train: the model."""
+        if self._finding is None:
+            hook = torch.nn.modules.module.register_module_forward_pre_hook
+            self._finding = hook(torch.compiler.disable(self._found))
+
+    def _found(self, module, args):
+        trains = module.training and torch.is_grad_enabled()
+        if not (trains and any(weight.requires_grad for weight in module.parameters())):
+            return
+        self._finding.remove()  # before the modules inside are called
+        self._finding, self._model = None, weakref.ref(module)
+        if not private.before_compiled_call(module, on_call):
+            module.register_forward_pre_hook(on_call, with_kwargs=True)
+        self.called(module, args, {})
+
+    def entered(self, module, args, kwargs):
+        """Note a call of a hooked module, which may be a copy of the model."""
+        if self._model and self._model() is module:
+            self.called(module, args, kwargs)
+
+
+def on_call(module, args, kwargs):
+    """Tell the observer of a call: a function, so that copies of a model can have it, too."""
+    if OBSERVER:
+        OBSERVER.entered(module, args, kwargs)
+
+
+OBSERVER = None
+
+
+def observe() -> Observer:
+    """Return an observer of this process, which begins now, by torch's own hooks."""
+    global OBSERVER
+    observer = OBSERVER = Observer()
+    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: observer.steps(optimizer))
+
+    def before(owner, name, note):
+        call = getattr(owner, name)
+
+        @wraps(call)
+        def noted(*args, **kwargs):
+            note(*args, **kwargs)
+            return call(*args, **kwargs)
+
+        setattr(owner, name, noted)
+
+    before(torch.autograd, "backward", lambda tensors, *_, **__: observer.backward(tensors))
+    before(torch.amp.GradScaler, "scale", lambda _, outputs: observer.scaled(outputs))
+    iterate = torch.utils.data.DataLoader.__iter__
+
+    @wraps(iterate)
+    def watched(loader):
+        return Batches(observer, loader, iterate(loader))
+
+    torch.utils.data.DataLoader.__iter__ = watched
+    return observer
+
+
+class Batches:
+    """The batches of a loader, whose coming and going the observer notes."""
+
+    def __init__(self, observer, loader, batches):
+        self._observer, self._loader, self._batches = observer, loader, batches
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self._observer.asked(self._loader)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._observer.ended(self._loader)
+            raise
+        self._observer.came(self._loader, batch)
+        return batch
+
+    def __len__(self):
+        return len(self._batches)
+
+    def __getattr__(self, name):
+        return getattr(self._batches, name)
+
+
+def sizes(batch) -> dict[str, int]:
+    """Return the images of a batch, by its first tensor, and the tokens of one of whole numbers."""
+    if isinstance(batch, torch.Tensor):
+        tokens = {} if batch.is_floating_point() or batch.ndim != 2 else {"tokens": batch.numel()}
+        return {"images": len(batch)} | tokens if batch.ndim else {}
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if not isinstance(batch, Mapping | list | tuple):
+        return {}
+    return next(filter(None, map(sizes, parts)), {})
+
+
+def _inside(model):
+    """Return the module inside of DDP's and the compiler's."""
+    while inner := next(
+        (getattr(model, n) for n in ("module", "_orig_mod") if hasattr(model, n)), None
+    ):
+        model = inner
+    return model
