@@ -19,7 +19,10 @@ from contextlib import suppress
 from functools import wraps
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from dlojz.runs import log
 from dlojz.training import private
@@ -47,8 +50,10 @@ class Observer:
         self._latest = None  # one to the loader whose batch came last
         self._steps = self._epoch = 0
         self._values, self._optimizers, self._lr = {}, [], math.nan
+        self._shape = ()  # of the model's first input
         self._batch, self._given = {}, Counter()  # what a loader gave, and what models were given
         self._trained = False  # the present step has a backward pass
+        self._closure = False  # the present step of an optimizer began before one
         self._finding = None  # a hook on all modules, until the model is found
         self._find()
 
@@ -81,18 +86,20 @@ class Observer:
         if not torch.is_grad_enabled():
             return None
         first = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
-        if self.chrono is None:
-            self._begin(model, first)
         self._loader = self._latest or self._loader
-        if self._trained and self._feeds() is None and self.chrono.phase == "update":
-            self._end_step()  # of a program without a DataLoader
+        chrono, without = self.chrono, self._feeds() is None
+        if chrono and without and self._trained and chrono.phase == "update":
+            self._end_step()
+        self._given.update(sizes(first))
+        if chrono is None:
+            self._shape = first.shape if first is not None else ()
+            return None
         if self.chrono.phase in ("idle", "validation"):
             self.chrono.next_iter()
         if self.chrono.phase == "data":
             self.chrono.transfer()
         if self.chrono.phase != "update":
             self.chrono.forward()
-        self._given.update(sizes(first))
         return None
 
     def scaled(self, loss):
@@ -101,7 +108,9 @@ class Observer:
             self._values["loss"] = loss.detach()
 
     def backward(self, tensors):
-        """Note the begin of a backward pass."""
+        """Note the begin of a backward pass: the log begins with the first one."""
+        if self.chrono is None and self._model and self._model():
+            self._begin(self._model())
         if self.chrono is None:
             return
         loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
@@ -109,29 +118,43 @@ class Observer:
             self.scaled(loss)
         if self.chrono.phase in ("data", "transfer"):  # by a model that is not known yet
             self._find()
-        if self.chrono.phase not in ("idle", "validation"):
+        if self.chrono.phase != "validation":
             self._trained = True
             self.chrono.backward()
 
+    def passed(self):
+        """Note the end of a backward pass."""
+        if self._closure and self._trained:  # the optimizer has called for it, and now steps
+            self.chrono.update()
+
     def steps(self, optimizer):
         """Note that an optimizer begins to step."""
-        if self.chrono and self._trained:
-            if optimizer not in self._optimizers:
-                self._optimizers.append(optimizer)
-                self.run.program(*self._place, self._optimizers)
-            if optimizer is self._optimizers[0]:
-                self._lr = float(optimizer.param_groups[0]["lr"])
+        if self._trained:
             self.chrono.update()
+        else:
+            self._closure = True
+
+    def stepped(self, optimizer):
+        """Note that an optimizer has stepped."""
+        self._closure = False
+        if self.chrono is None:
+            return
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+            self.run.program(*self._place, self._optimizers)
+        if optimizer is self._optimizers[0]:
+            self._lr = float(optimizer.param_groups[0]["lr"])
 
     # The log ---------------------------------------------------------------------------------
 
-    def _begin(self, model, first):
+    def _begin(self, model):
         weights = list(model.parameters())
         device = next((w.device for w in weights if w.requires_grad), torch.device("cpu"))
-        images = len(first) if first is not None and first.ndim else None
-        what = {"model": type(_inside(model)).__name__, "batch_size": images}
-        if first is not None and first.ndim == 4:
-            what["image_size"] = first.shape[-1]
+        what = {"model": type(_inside(model)).__name__}
+        if images := (self._batch or self._given).get("images"):
+            what["batch_size"] = images
+        if len(self._shape) == 4:
+            what["image_size"] = self._shape[-1]
         self.run = log.open_run(Namespace(**what), quiet=True)
         self._place = device, weights
         self.run.program(device, weights)
@@ -144,6 +167,8 @@ class Observer:
             )
             self.chrono.profiler.start()
         self.chrono.start()
+        for mark in (self.chrono.next_iter, self.chrono.transfer, self.chrono.forward):
+            mark()  # late, but the first step is not measured
 
     def _end_step(self):
         if self.chrono.phase != "update":  # more batches belong to the next update
@@ -201,7 +226,9 @@ class Observer:
         if not (trains and any(weight.requires_grad for weight in module.parameters())):
             return
         self._finding.remove()  # before the modules inside are called
-        self._finding, self._model = None, weakref.ref(module)
+        known, self._finding, self._model = self._model, None, weakref.ref(module)
+        if known and known() is module:
+            return  # its own hook follows
         if not private.before_compiled_call(module, on_call):
             module.register_forward_pre_hook(on_call, with_kwargs=True)
         self.called(module, args, {})
@@ -226,19 +253,21 @@ def observe() -> Observer:
     global OBSERVER
     observer = OBSERVER = Observer()
     register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: observer.steps(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: observer.stepped(optimizer))
+    backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
 
-    def before(owner, name, note):
-        call = getattr(owner, name)
+    @wraps(backward)
+    def noted(tensors, *args, **kwargs):
+        observer.backward(tensors)
+        backward(tensors, *args, **kwargs)
+        observer.passed()
 
-        @wraps(call)
-        def noted(*args, **kwargs):
-            note(*args, **kwargs)
-            return call(*args, **kwargs)
+    @wraps(scale)
+    def scaled(scaler, outputs):
+        observer.scaled(outputs)
+        return scale(scaler, outputs)
 
-        setattr(owner, name, noted)
-
-    before(torch.autograd, "backward", lambda tensors, *_, **__: observer.backward(tensors))
-    before(torch.amp.GradScaler, "scale", lambda _, outputs: observer.scaled(outputs))
+    torch.autograd.backward, torch.amp.GradScaler.scale = noted, scaled
     iterate = torch.utils.data.DataLoader.__iter__
 
     @wraps(iterate)

@@ -1,0 +1,220 @@
+"""`dlojz.watch.program` runs programs of any make unchanged, and logs what they do."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from dlojz.runs import log, stats
+from dlojz.traces import breakdown, trace
+
+BEGIN = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+data = torch.utils.data.TensorDataset(torch.randn(160, 8), torch.randint(4, (160,)))
+loader = torch.utils.data.DataLoader(data, 8, shuffle=True)
+entropy, sgd = nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1)
+"""
+PROGRAMS = {
+    "usual": """
+        import beside
+        for epoch in range(2):
+            net.train()
+            for x, y in loader:
+                loss = entropy(net(x), y)
+                sgd.zero_grad()
+                loss.backward()
+                sgd.step()
+            net.eval()
+            with torch.no_grad():
+                for x, y in torch.utils.data.DataLoader(data, 40):
+                    net(x)
+        print("last", loss.item(), beside.WORD)
+        sys.exit()
+        """,
+    "accumulation": """
+        for step, (x, y) in enumerate(loader):
+            (entropy(net(x), y) / 4).backward()
+            if step % 4 == 3:
+                sgd.step()
+                sgd.zero_grad()
+        """,
+    "no loader": """
+        net = nn.Sequential(nn.Embedding(16, 8), net)
+        two = [torch.optim.AdamW(net[0].parameters(), 0.01), sgd]
+        for _ in range(20):
+            for _ in range(3):
+                x = torch.randint(16, (2, 5))
+                entropy(net(x).flatten(0, 1), x.flatten() % 4).backward()
+            for optimizer in two:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+    "closure": """
+        def closure():
+            sgd.zero_grad()
+            loss = entropy(net(x), y)
+            loss.backward()
+            return loss
+        for x, y in loader:
+            sgd.step(closure)
+        """,
+    "scaler": """
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for x, y in loader:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = entropy(net(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(sgd)
+            scaler.update()
+            sgd.zero_grad()
+            assert loss < 10
+        """,
+    "adversary": """
+        other, adam = nn.Linear(4, 8), None
+        adam = torch.optim.Adam(other.parameters())
+        for x, y in loader:
+            fake = other(torch.randn(8, 4))
+            for images in (x, fake.detach()):
+                net(images).mean().backward()
+            sgd.step()
+            net(fake).mean().backward()
+            adam.step()
+        """,
+    "a copy": """
+        import copy, io
+        for x, y in loader:
+            entropy(net(x), y).backward()
+            sgd.step()
+            average = copy.deepcopy(net).eval()
+            average(x)
+            torch.save(net, io.BytesIO())
+        """,
+    "an error": """
+        for step, (x, y) in enumerate(loader):
+            if step == 5:
+                raise KeyError("in the sixth step")
+            entropy(net(x), y).backward()
+            sgd.step()
+        """,
+    "no training": "print(net(torch.ones(1, 8)).shape)",
+}
+# One process imports torch; each program has a fork of it.
+RUN = """
+import json, os, sys
+import torch
+from dlojz.watch import program
+for name, folder in json.load(sys.stdin).items():
+    if (child := os.fork()) == 0:
+        os.dup2(os.open(f"{folder}/out.txt", os.O_CREAT | os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        os.environ["DLOJZ_RUN"] = folder
+        sys.argv = ["program", f"{folder}/train.py", "--flag", "1"]
+        code = 0
+        try:
+            program.main()
+        except SystemExit as ending:
+            code = ending.code or 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            code = 1
+        sys.stdout.flush()
+        os._exit(code)
+    print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sep="=")
+"""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """The folder of each program, and its exit code."""
+    folders = {}
+    for name, source in PROGRAMS.items():
+        folder = folders[name] = tmp_path_factory.mktemp("watched")
+        source = f"import sys\n{BEGIN}\nassert sys.argv[1:] == ['--flag', '1']\n" + textwrap.dedent(
+            source
+        )
+        (folder / "train.py").write_text(source)
+        (folder / "beside.py").write_text("WORD = 'beside'")
+    words = json.dumps({name: str(folder) for name, folder in folders.items()})
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], input=words, capture_output=True, text=True, timeout=120
+    )
+    codes = dict(line.split("=") for line in done.stdout.splitlines())
+    return {name: (folder, int(codes[name])) for name, folder in folders.items()}
+
+
+def read(watched, name):
+    folder, code = watched[name]
+    assert code == 0, (folder / "out.txt").read_text()
+    return log.read(folder)
+
+
+def sums(run):
+    """Return the ms in each phase of all steps."""
+    return {phase: sum(ms) for phase, ms in run.steps.host_ms.items()}
+
+
+def test_a_usual_program_is_logged_as_the_courses_trainer(watched):
+    run, (folder, _) = read(watched, "usual"), watched["usual"]
+    assert len(run.steps) == 40
+    assert {*run.steps.images} == {8}
+    assert {*run.steps.lr} == {0.1}
+    assert [*run.steps.epoch] == [0] * 20 + [1] * 20
+    assert len(run.validations) == 2
+    assert all(ms > 0 for ms in sums(run).values())
+    assert run.end["outcome"] == "completed"
+    last = float((folder / "out.txt").read_text().split()[1])
+    assert run.steps.loss[-1] == pytest.approx(last, rel=1e-6)
+    assert "beside" in (folder / "out.txt").read_text()
+    summary = stats.summary(folder)
+    assert (summary.model, summary.batch_size, summary.optimizer) == ("Sequential", 8, "SGD")
+    assert summary.images_per_s > 0
+
+
+def test_a_few_steps_are_in_a_trace(watched):
+    found = breakdown.analyse(trace.open_trace(watched["usual"][0]))
+    assert found.steps == 2
+
+
+def test_a_step_is_a_batch_of_the_loader(watched):
+    run = read(watched, "accumulation")
+    assert len(run.steps) == 20
+    assert [*run.steps.lr][4:] == [0.1] * 16
+
+
+def test_without_a_loader_a_step_is_an_update(watched):
+    run = read(watched, "no loader")
+    assert len(run.steps) == 20
+    assert {*run.steps.images} == {6}
+    assert run.setup["optimizer"] == "AdamW and SGD"
+
+
+@pytest.mark.parametrize("name", ["closure", "scaler", "adversary", "a copy"])
+def test_other_makes_have_steps_with_all_phases(watched, name):
+    run = read(watched, name)
+    assert len(run.steps) == 20
+    assert {*run.steps.images} == {8}
+    phases = sums(run)
+    assert all(phases[phase] > 0 for phase in ("data", "forward", "backward", "update"))
+    if name == "scaler":
+        assert max(run.steps.loss) < 10, "not the scaled one"
+
+
+def test_an_error_ends_the_log(watched):
+    folder, code = watched["an error"]
+    run = log.read(folder)
+    assert code == 1
+    assert len(run.steps) == 5
+    assert run.end["outcome"] == "failed"
+    assert "in the sixth step" in run.end["error"]
+    assert "Traceback" in (folder / "out.txt").read_text()
+
+
+def test_a_program_that_does_not_train_has_no_log(watched):
+    folder, code = watched["no training"]
+    assert code == 0
+    assert not (folder / "events.jsonl").exists()
