@@ -122,7 +122,12 @@ def setting_text(s: Summary) -> str:
     processes = f" x {s.size} processes" if s.size > 1 else ""
     data = ", synthetic data" if s.synthetic else ""
     where = f"; {hardware_text(s)}" if s.device != "?" else ""  # "?": failed without a device
-    return f"{s.model}, {s.image_size} px, batch {s.batch_size}{processes}{data}{where}"
+    return f"{_sizes_text(s)}{processes}{data}{where}"
+
+
+def _sizes_text(s: Summary, *more: str) -> str:
+    known = (s.image_size and f"{s.image_size} px", s.batch_size and f"batch {s.batch_size}")
+    return ", ".join(filter(None, (s.model, *known, *more)))
 
 
 def hardware_text(s: Summary) -> str:
@@ -146,9 +151,8 @@ def measured(run) -> log.Run:
 def experiment_text(run) -> str:
     """Return the setting of an experiment in one line, with its precision and its mode."""
     s = summary(run)
-    how = filter(None, (s.arguments.get("precision"), s.arguments.get("mode")))
-    sizes = ", ".join([s.model, f"{s.image_size} px", f"batch {s.batch_size}", *how])
-    return f"{sizes}; {hardware_text(s)}"
+    how = s.arguments.get("precision"), s.arguments.get("mode")
+    return f"{_sizes_text(s, *how)}; {hardware_text(s)}"
 
 
 # One run: its report ---------------------------------------------------------------------------
