@@ -1,0 +1,50 @@
+"""The diagnosis of any training run in three lines: its time, the suspect, and what cures it."""
+
+from dlojz.runs import stats
+from dlojz.runs.folder import path_of
+from dlojz.traces import breakdown, suspects
+from dlojz.traces.trace import TraceError, open_traces
+
+CURES = {  # of the suspects' faults: the notebook that teaches it
+    "item": "04_profiler",
+    "print": "04_profiler",
+    "garbage": "04_profiler",
+    "elsewhere": "04_profiler",
+    "waits": "04_profiler",
+    "pauses": "04_profiler",
+    "one-worker": "05_dataloader",
+    "unpinned": "05_dataloader",
+    "copies": "05_dataloader",
+    "small-batch": "09_compile",
+    "nchw": "03_channels_last",
+    "allocator": "01b_memory",
+    "straggler": "06b_scaling",
+    "communication": "06b_scaling",
+}
+SLOW_FORMAT = 0.5  # share of matrix products on tensor cores, below which a format is the cure
+
+
+def diagnosis(run) -> list[str]:
+    """Return three lines on a run: where its time goes, what is suspected, what teaches the cure.
+
+    Raises UserError for a run without a log.
+    """
+    s = stats.summary(run)
+    if not s.step_ms:
+        return ["too few steps were measured: a diagnosis needs 20 or more"]
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in s.shares.items())
+    lines = [f"time: a step takes {s.step_ms:.3g} ms (median, {s.clock} clock): {parts}"]
+    try:
+        traces = open_traces(path_of(run))
+    except TraceError:
+        return [*lines, "suspect: no trace, which is of steps 16 and 17: train a little longer"]
+    suspect = suspects.suspects(traces)[0]
+    reading = breakdown.analyse(traces[0])
+    lines.append(f"suspect: {suspects.sentence(suspect)}")
+    cure = CURES.get(suspect.fault)
+    if cure is None and next(iter(reading.lost), "") == breakdown.LAUNCHES:
+        cure = "09_compile" if reading.lost[breakdown.LAUNCHES] > 1 - breakdown.BOUND else None
+    if cure is None and reading.tensor_cores is not None and reading.tensor_cores < SLOW_FORMAT:
+        lines[-1] += f"; {reading.tensor_cores:.0%} of the matrix products are on tensor cores"
+        cure = "02_amp"
+    return [*lines, f"cure: notebook {cure}" if cure else "cure: none is needed for what was seen"]
