@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,9 @@ def test_what_runs_is_what_was_submitted_with_its_modules(project):
         (project / name).write_text("raise ValueError('edited later')")
     assert first.wait(30) == "COMPLETED", first.explain()
     assert (first.directory / "stdout.txt").read_text() == "deep away block\n"
-    assert json.loads((first.directory / "job.json").read_text())["modules"] == NEEDED
+    assert json.loads((first.directory / "job.json").read_text())["modules"] == [
+        *(f"program/{name}" for name in sorted([*NEEDED, "train.py"])),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -160,11 +163,104 @@ def test_an_import_that_may_be_right_is_not_refused(source, tmp_path):
         ({"torchrun/a.py": ""}, r"imports torchrun/a\.py, and a job has another"),
     ],
 )
-def test_a_module_with_the_name_of_a_jobs_file_is_refused(files, told, project):
+def test_a_module_with_the_name_of_a_jobs_file_is_refused(files, told, course_folder):
+    """Among the files of a job lie the course's own programs; others have a folder there."""
     name = next(iter(files)).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    write(project, files | {"train.py": f"import {name}"})
+    mine = next(iter(course.COPIED.values()))
+    write(course_folder, files | {mine: f"import {name}"})
     with pytest.raises(SubmitError, match=told):
-        submit("train.py")
+        submit(mine)
+    assert jobs() == []
+
+
+# What is beside a program ------------------------------------------------------------------------
+
+AROUND = {
+    "project/.git/HEAD": "",
+    "project/config.json": "around",
+    "project/src/train.py": """
+        import importlib, json, os, sys
+        from pathlib import Path
+        import trainer
+        here = Path(__file__).parent
+        print(trainer.name, (here / "words.txt").read_text(), (here / "../config.json").read_text())
+        print(importlib.import_module("found" + "_late").__name__, open("note.txt").read())
+        print(os.getcwd(), Path(sys.argv[0]).name, sys.path[0] == str(here))
+        """,
+    "project/src/trainer.py": "name = 'beside'",
+    "project/src/found_late.py": "",
+    "project/src/words.txt": "words",
+    "project/note.txt": "by hand",
+    "project/src/note.txt": "from its folder",
+}
+
+PACKAGE = {
+    "pack/__init__.py": "print('init')",
+    "pack/train.py": "import sys\nfrom .parts import name\nprint(name, __name__, sys.argv[1:])",
+    "pack/parts.py": "name = 'parts'",
+}
+
+
+@pytest.fixture
+def around(course_folder, monkeypatch):
+    """A program in a folder of a project, with files beside it and around it."""
+    write(course_folder.parent, {name: textwrap.dedent(text) for name, text in AROUND.items()})
+    monkeypatch.chdir(course_folder.parent / "project")
+    return course_folder.parent / "project"
+
+
+@pytest.mark.parametrize("folder", ["", "src"])
+def test_a_job_finds_what_the_program_finds_by_hand(folder, around, monkeypatch):
+    monkeypatch.chdir(around / folder)
+    file = "train.py" if folder else "src/train.py"
+    by_hand = subprocess.run([sys.executable, file], capture_output=True, text=True).stdout
+    note = (around / folder / "note.txt").read_text()
+    expected = f"beside words around\nfound_late {note}\n{around / folder} train.py True\n"
+    assert by_hand == expected
+    job = submit(file)
+    (around / "src/trainer.py").write_text("raise ValueError('edited later')")
+    assert job.wait(30) == "COMPLETED", job.explain()
+    assert (job.directory / "stdout.txt").read_text() == by_hand
+    links = job.info["links"]
+    assert {"program/config.json", "program/src/words.txt", "program/src/found_late.py"} <= {*links}
+    assert not {name for name in links if "runs" in name or name.endswith("/dlojz")}
+
+
+def test_a_module_runs_by_its_name_and_as_a_copy(around):
+    write(around, PACKAGE)
+    job = submit("-m pack.train --lr 1")
+    (around / "pack/parts.py").write_text("raise ValueError('edited later')")
+    assert job.wait(30) == "COMPLETED", job.explain()
+    said = (job.directory / "stdout.txt").read_text()
+    assert said == "init\nparts __main__ ['--lr', '1']\n"
+    assert job.command == "-m pack.train --lr 1"
+
+
+def test_a_large_file_and_a_folder_of_data_stay_where_they_are(around, monkeypatch):
+    monkeypatch.setattr(beside, "MOST", 10)
+    monkeypatch.setattr(beside, "MOST_LINKS", 5)
+    write(around / "src", {f"images/{i}.txt": "" for i in range(9)})
+    found = beside.program(around / "src/train.py")
+    assert [*found.copies] == ["program/src/train.py"]
+    assert not any("src" in path for path in found.links if path != "trainer.py"), "it has 6"
+    monkeypatch.setattr(beside, "MOST_LINKS", 99)
+    links = beside.program(around / "src/train.py").links
+    assert links["program/src/images"] == str(around / "src/images")
+    assert links["program/src/trainer.py"] == str(around / "src/trainer.py"), "too large to copy"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("python src/train.py", r"begins with 'python': expected the file to run, or -m MODULE"),
+        ("torchrun src/train.py", "without it; -n gives the number of processes"),
+        ("-m pack.absent", r"no module 'pack.absent' in .*: expected -m PACKAGE.MODULE"),
+        ("-m", "no module '-m'"),
+    ],
+)
+def test_a_command_without_a_program_says_how_it_begins(command, told, around):
+    with pytest.raises(SubmitError, match=told):
+        submit(command)
     assert jobs() == []
 
 

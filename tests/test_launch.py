@@ -71,7 +71,7 @@ def test_a_long_traceback_still_shows_the_trainees_own_line(script):
         """)
     job = submit("t.py")
     assert job.wait(30) == State.FAILED
-    assert "trainer.py" in job.explain()
+    assert "/program/t.py" in job.explain()
     assert "the end" in job.explain()
 
 

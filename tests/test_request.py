@@ -183,8 +183,8 @@ def test_slurm_looks_for_modules_in_the_jobs_folder(script, sbatch, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", "/mine")
     sbatch('echo "$PYTHONPATH" >"$COUNT"; echo 77')
     job = submit("t.py")
-    assert (job.directory / "net.py").exists()
-    assert Path(os.environ["COUNT"]).read_text() == f"{job.directory}:/mine\n"
-    script("")
-    submit("t.py")
+    program = job.directory / "program"
+    assert (program / "net.py").exists()
+    assert Path(os.environ["COUNT"]).read_text() == f"{program}:/mine\n"
+    submit("dlojz/dlojz.py")
     assert Path(os.environ["COUNT"]).read_text() == "/mine\n"

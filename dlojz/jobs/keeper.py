@@ -127,7 +127,7 @@ class Keeper:
                 trainer_argv(self.job, Path.cwd()),
                 out,
                 err,
-                cwd=self.job["cwd"],
+                cwd=self.job["folder"],
                 env=environment(self.job, locks, Path.cwd()),
                 keep=[lock.fileno() for lock in locks.values()],  # held until the last process ends
                 end_with_parent=end_signal,
@@ -192,7 +192,8 @@ def trainer_argv(job: dict, run: Path) -> list[str]:
 
     torchrun's own files go into the folder as well; otherwise they stay in the temporary one.
     """
-    words = [str(run / "trainer.py"), *job["command"][1:]]
+    start, *flags = job["words"]
+    words = [str(run / start), *flags]
     if job["n_gpu"] == 1:
         return [job["python"], *words]
     torchrun = [job["python"], "-m", "torch.distributed.run", "--standalone"]
@@ -205,7 +206,7 @@ def environment(job: dict, locks, run: Path) -> dict[str, str]:
     course.guard_compiled_code()
     found = {k: v for k, v in os.environ.items() if not LAUNCHER_VARIABLES.match(k)}
     found.pop(processes.KEEPER, None)
-    found |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": job["cwd"], "PYTHONUNBUFFERED": "1"}
+    found |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": job["root"], "PYTHONUNBUFFERED": "1"}
     found[processes.TOKEN] = job["token"]
     if job["n_gpu"] > 1:  # otherwise each process starts a thread per CPU
         cpus = len(os.sched_getaffinity(0))

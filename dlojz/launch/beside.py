@@ -1,48 +1,163 @@
-"""The modules beside a trainer that it imports, itself or through others: a job gets copies of all.
+"""What a program needs of the files beside it: copies of what it imports, and links to the rest.
 
-They are found by reading the sources, where Python would look first when the trainer is run: in its
-folder. Of a package all Python files are taken, because it may import some by a computed name. Of a
-folder without `__init__.py` only the modules that are named: it may hold a million images.
+The imports are found by reading the sources, where Python would look first when the program is run:
+in its folder. Of a package all Python files are taken, because it may import some by a computed
+name. Of a folder without `__init__.py` only the modules that are named: it may hold a million
+images.
+
+A trainer of the course lies in its job's folder as trainer.py. Any other program lies in program/
+there, in a mirror of its project: what was copied is what runs, and what was not, such as data or a
+module that it finds by a computed name, is reached in its place through links.
 """
 
 import ast
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import invalidate_caches
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, PathFinder
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 from dlojz import course
+from dlojz.training.flags import is_ours
 
 COPY = "trainer.py"  # what the trainer is called in the folder of its job
+MIRROR = "program"  # the folder there of a program that is not the course's
+MODULE = "_start_.py"  # there: starts a module by its name, as `python -m` does
+PROJECT = (".git", "pyproject.toml")  # one of them is in the top folder of a project
 LARGE = 1 << 20  # bytes of a module that was not written by hand
+MOST = 16 << 20  # bytes of a file that is copied into a mirror
+MOST_LINKS = 1000  # files beside a program: a folder with more is one of data
+TAKEN = "and a job has another file of that name: rename it"
 CHANGES_PATH = re.compile(rb"\bsys\b[ .\w]*\bpath\b|addsitedir")
 PACKAGE = Path(__file__).resolve().parent.parent  # which is installed, for all jobs
 
 
-def modules(trainer: Path, source: bytes) -> dict[str, bytes]:
-    """Return the content of the modules beside a trainer that it imports, by path in its folder."""
+@dataclass(frozen=True)
+class Program:
+    """A program as it is now, laid out for the folder of its job. All paths are relative to it."""
+
+    home: Path  # its own folder, which Python searches first
+    sources: Mapping[str, bytes]  # the files that were read, by path in that folder
+    start: str  # the file to run
+    copies: Mapping[str, bytes]
+    links: Mapping[str, str] = field(default_factory=dict)  # to files and folders in their places
+    folder: str = ""  # the current folder of its processes; "": the course's
+
+    @property
+    def beside(self) -> str:
+        """Return in words which files are copied, and which are read in their places."""
+        copied = [path.removeprefix(f"{MIRROR}/") for path in self.copies]
+        linked = sorted(path.removeprefix(f"{MIRROR}/") for path in self.links if path != COPY)
+        text = f"copied: {_some([path for path in copied if not path.endswith(MODULE)])}"
+        return f"{text}; read in place: {_some(linked)}" if linked else text
+
+
+def _some(names, most=6):
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def program(trainer: Path, module: str = "") -> Program:
+    """Return the program of a file. Raises OSError.
+
+    module: its name, if it is started as `python -m NAME` from the current folder.
+    """
+    trainer, here = trainer.resolve(), Path.cwd()  # Python, too, looks beside the file of a link
+    source = trainer.read_bytes()
+    if not module and not _is_mirrored(trainer):
+        found = modules(trainer, source)
+        if COPY in found:
+            raise ValueError(f"{trainer} imports {COPY}, {TAKEN}, such as my_{COPY}")
+        own = {trainer.name: source} | found
+        return Program(trainer.parent, own, COPY, {COPY: source} | found)
+    home = here if module else trainer.parent
+    found = {str(trainer.relative_to(home)): source}
+    found |= modules(trainer, source, home, module, MOST)
+    top = _top(home, here)
+    inside = Path(MIRROR, home.relative_to(top))
+    copies = {str(inside / path): content for path, content in found.items()}
+    links = {COPY: next(iter(copies))} | _links(top, copies)
+    start = links[COPY]
+    if module:
+        start = str(inside / MODULE)
+        run = f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        copies[start] = f"import runpy\n\n{run}\n".encode()
+    return Program(home, found, start, copies, links, str(here))
+
+
+def _is_mirrored(trainer) -> bool:
+    """Return whether a program is neither the course's nor a copy that a job has already."""
+    if (trainer.parent / "job.json").exists() or trainer.is_relative_to(PACKAGE):
+        return False
+    if course.in_a_clone():
+        root = course.course_root()
+        if any(trainer.is_relative_to(root / name) for name in ("dlojz", "solutions")):
+            return False
+        if trainer.parent == root and trainer.name in course.COPIED.values():
+            return False
+    return not is_ours(trainer)
+
+
+def _top(folder, here) -> Path:
+    """Return the folder that a mirror begins with: of the project, else the current one."""
+    above = [f for f in (folder, *folder.parents) if f not in (Path.home(), Path("/"))]
+    projects = (f for f in above if any((f / name).exists() for name in PROJECT))
+    return next(projects, here if here in above else folder)
+
+
+def _links(top, copies) -> dict[str, str]:
+    """Return links to all that is beside these copies, and beside the folders that they are in."""
+    folders = {str(above) for path in copies for above in Path(path).parents} - {"."}
+    runs, links = course.base_folder() / "runs", {}
+    for name in folders:
+        real = top / Path(name).relative_to(MIRROR)
+        with os.scandir(real) as entries:
+            beside = [*islice(entries, MOST_LINKS + 1)]
+        for entry in beside if len(beside) <= MOST_LINKS else ():
+            path = f"{name}/{entry.name}"
+            ours = entry.name in ("__pycache__", PACKAGE.name) or real / entry.name == runs
+            if not ours and path not in copies and path not in folders:
+                links[path] = str(real / entry.name)
+    return links
+
+
+def modules(
+    trainer: Path, source: bytes, folder: Path | None = None, name: str = "", most: float = 1 << 60
+) -> dict[str, bytes]:
+    """Return the content of the modules beside a trainer that it imports, by path in its folder.
+
+    folder: where they are, if not in the trainer's. name: a module whose packages are imported
+    before it. most: the bytes of the largest file to take.
+    """
     invalidate_caches()  # it may have been written just now
-    trainer = trainer.resolve()  # Python, too, looks beside the file behind a link
-    find = _trainees if _is_the_courses(trainer) else _files
-    found, unread = {}, [(trainer.name, source)]
+    trainer = trainer.resolve()
+    folder = folder or trainer.parent
+    trainees = _is_the_courses(trainer)
+    unread, found = [(str(trainer.relative_to(folder)), source)], {}
+    more = [*_files(folder, name)] if name else []
     while unread:
         importer, text = unread.pop()
         package = Path(importer).parent.parts
-        names = (name for node in ast.walk(_tree(text)) for name in _names(node, package))
-        for file in (file for name in names for file in find(trainer, name)):
-            path = str(file.relative_to(trainer.parent))
-            if path not in found and (file != trainer or path != COPY):
+        for node in ast.walk(_tree(text)):
+            for imported in _names(node, package):
+                more += _trainees(trainer, imported) if trainees else _files(folder, imported)
+        for file in more:
+            path = str(file.relative_to(folder))
+            taken = path in found or (file == trainer and path == COPY)
+            if not taken and file.stat().st_size <= most:
                 found[path] = file.read_bytes()
                 unread.append((path, found[path]))
+        more = []
     return found
 
 
 def sources(trainer: Path) -> dict[str, bytes]:
-    """Return the content of a trainer and of its modules, by the paths of a job's copies."""
+    """Return the content of a trainer and of its modules, by their paths beside it."""
     source = trainer.read_bytes()
     return {COPY: source} | modules(trainer, source)
 
@@ -97,9 +212,8 @@ def _trainees(trainer, name: str) -> Iterator[Path]:
         yield course.file_beside(trainer, file)
 
 
-def _files(trainer, name: str) -> Iterator[Path]:
+def _files(folder, name: str) -> Iterator[Path]:
     """Yield the files in a trainer's folder of which this import needs one."""
-    folder = trainer.parent
     for part in name.split("."):
         spec = PathFinder.find_spec(part, [str(folder)])
         if spec is None or part == PACKAGE.name:

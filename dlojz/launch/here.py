@@ -50,7 +50,7 @@ class Here:
     def script(self, request, trainer: Path) -> str:
         """Return the command that would run."""
         words = keeper.trainer_argv(_job(request), Path("RUN"))
-        return shlex.join(str(trainer) if w == "RUN/trainer.py" else w for w in words)
+        return shlex.join(str(trainer) if w == f"RUN/{request.start}" else w for w in words)
 
     def submit(self, runs: Sequence[Path], requests: Sequence):
         """Start a waiter for the jobs in these folders, which already hold their trainers.
@@ -63,7 +63,8 @@ class Here:
         wanted, token = tickets.devices(), uuid.uuid4().hex  # a folder's name may be used again
         for i, (run, request) in enumerate(zip(runs, requests, strict=True)):
             job = _job(request) | {
-                "cwd": str(base_folder()),
+                "root": str(base_folder()),
+                "folder": request.folder or str(base_folder()),
                 "devices": list(wanted),
                 "devices_held": 1 if wanted == ("cpu",) else request.n_gpu,
                 "token": f"{token}.{i:06d}",

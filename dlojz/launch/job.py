@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import time
 from contextlib import suppress
@@ -23,6 +24,7 @@ from dlojz.table import Table
 QUEUE = ("job", "name", "state", "time", "processes", "note", "command")  # a process per GPU
 QUEUE_S = 4.0  # for Slurm to answer: then the table has what was last known
 LONGEST_S = 10**9  # of a job that is shown: the times in a file may be any numbers
+OWN = re.compile(r'/(trainer\.py|program/.*)", line ')  # of a traceback: a file of the trainee's
 MESSAGES = ("keeper.txt", "slurm.txt")  # in a job's folder: errors outside the trainer
 
 
@@ -176,7 +178,7 @@ def _checked(file: str, table: dict) -> dict:
 
 def _lines_of_the_trainer(lines):
     """Return the last lines of a traceback that are about the trainee's own file."""
-    places = [i for i, line in enumerate(lines) if 'trainer.py", line' in line]
+    places = [i for i, line in enumerate(lines) if OWN.search(line)]
     return [*lines[places[-1] : places[-1] + 2], "    ..."] if places else []
 
 

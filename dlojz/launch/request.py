@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -65,21 +66,29 @@ class Request:
     time_max_s: int = 600
     account: str | None = None
     module: str | None = None
+    folder: str = ""  # the current one of its processes; "": that of the course
     files: Mapping[str, bytes] = field(default_factory=dict)  # by name, for the job's folder
-    modules: Mapping[str, bytes] = field(default_factory=dict)  # beside the trainer, by path
+    modules: Mapping[str, bytes] = field(default_factory=dict)  # of the program, by path
+    links: Mapping[str, str] = field(default_factory=dict)  # to what is beside it, by path
+    start: str = beside.COPY  # which of these Python runs
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the file to run, by its path in the job's folder, and the program's flags."""
+        return self.start, *_split(self.command)[1]
 
     def to_dict(self) -> dict:
         """Return the content of job.json: the request, and when and where it was submitted."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
-        found |= {"command": list(self.command), "files": sorted(self.files)}
-        found |= {"modules": sorted(self.modules)}
+        found |= {"command": list(self.command), "words": list(self.words)}
+        found |= {name: sorted(found[name]) for name in ("files", "modules", "links")}
         return found | {"submitted": time.time(), "host": socket.gethostname()}
 
 
 def request_of(job: Job) -> Request:
-    """Return the request of a job, without its files and modules."""
+    """Return the request of a job, without its files and its program."""
     info = job.info
-    known = {f.name for f in fields(Request)} - {"files", "modules"}
+    known = {f.name for f in fields(Request)} - {"files", "modules", "links", "start"}
     found = {name: value for name, value in info.items() if name in known}
     return Request(**found | {"command": tuple(info["command"])})
 
@@ -93,10 +102,14 @@ def submit(
     account: str | None = None,
     dry_run: bool = False,
 ) -> Job | list[Job] | Script:
-    """Run the trainer with its flags as a job, when its turn comes: here, or on Slurm.
+    """Run a program with its flags as a job, when its turn comes: here, or on Slurm.
 
-    command: "dlojz/dlojz.py --test -b 128". A list of commands submits each, to run in order. A
-        tuple is one command in words, for paths that a shell would trip over.
+    What runs is a copy. A program that is not the course's has the current folder that it has when
+    it is run by hand: the one in which it was submitted.
+
+    command: "dlojz/dlojz.py --test -b 128", or "-m package.module --flag". A list of commands
+        submits each, to run in order. A tuple is one command in words, for paths that a shell would
+        trip over.
     n_gpu: GPUs, one process for each; on a machine without a GPU, processes. On a cluster a
         job that needs more than one node takes whole nodes.
     time_max: "HH:MM:SS", or another form that Slurm knows, after which the job is ended. On a
@@ -115,7 +128,7 @@ def submit(
     requests = [Request(_words(c), n_gpu, name, seconds, account, module) for c in commands]
     if dry_run:
         _check(requests[0])
-        trainer, *_ = _sources(requests[0].command[0])
+        trainer, _ = _program(_split(requests[0].command)[0])
         return Script(_or_refuse(lambda: launcher().script(requests[0], trainer)))
     jobs = send(requests)
     return jobs if isinstance(command, list) else jobs[0]
@@ -128,8 +141,9 @@ def send(requests: Sequence[Request]) -> list[Job]:
     """
     for request in requests:
         _check(request)
-    found = {name: _sources(name) for name in dict.fromkeys(r.command[0] for r in requests)}
-    requests = [_with_sources(request, *found[request.command[0]]) for request in requests]
+    names = [_split(request.command)[0] for request in requests]
+    found = {name: _program(name) for name in dict.fromkeys(names)}
+    requests = [_with(*found[n], request) for n, request in zip(names, requests, strict=True)]
     jobs, sweep = [], [] if len(requests) > 1 else None
     size = len(requests) if launcher().whole_sweeps else 1
     for i in range(0, len(requests), size):
@@ -178,6 +192,8 @@ def _fill(runs, requests, sweep):
             for name, content in {**request.modules, **request.files}.items():
                 (run / name).parent.mkdir(parents=True, exist_ok=True)
                 (run / name).write_bytes(content)
+            for name, target in request.links.items():
+                (run / name).symlink_to(target)
             for name in ("stdout.txt", "stderr.txt"):
                 (run / name).touch()
             if sweep is not None:  # at once: the next may not be submitted
@@ -231,24 +247,24 @@ def _check(request):
     _or_refuse(launcher().check, request)
 
 
-def _sources(name) -> tuple[Path, bytes, dict[str, bytes]]:
-    """Return a trainer, its source, and the modules beside it; raise SubmitError if it can't run.
+def _program(name) -> tuple[Path, beside.Program]:
+    """Return the file that these words of a command name, and its program as it is now.
 
-    Its imports are looked for only where the job has our own Python.
+    Raises SubmitError if it can't run. Its imports are looked for only where the job has our own
+    Python.
     """
-    trainer = _find(name)
-    source = trainer.read_bytes()
-    _compile(trainer, source)
-    found = _or_refuse(beside.modules, trainer, source)
-    if _has_our_python() and (lost := beside.missing(trainer, {trainer.name: source} | found)):
-        file, line, module = lost
+    trainer, module = _find(name), name[1] if len(name) > 1 else ""
+    _compile(trainer, trainer.read_bytes())
+    found = _or_refuse(beside.program, trainer, module)
+    if _has_our_python() and (lost := beside.missing(found.home / trainer.name, found.sources)):
+        file, line, absent = lost
         raise SubmitError(
-            f"{trainer.parent / file}, line {line}: imports {module}, which is neither installed "
+            f"{found.home / file}, line {line}: imports {absent}, which is neither installed "
             f"nor beside {trainer.name}. A job has copies of the trainer and of the modules beside "
-            f"it: put {module} there, install it, or `export PYTHONPATH=FOLDER` with the folder "
+            f"it: put {absent} there, install it, or `export PYTHONPATH=FOLDER` with the folder "
             f"that it is in\n{NOTHING}"
         )
-    return trainer, source, found
+    return trainer, found
 
 
 def _has_our_python() -> bool:
@@ -258,15 +274,16 @@ def _has_our_python() -> bool:
     return os.environ.get("DLOJZ_PYTHON") in (None, "", sys.executable)
 
 
-def _with_sources(request, trainer, source, modules) -> Request:
-    """Return the request with its trainer and these modules. Raises SubmitError."""
-    for path in modules:
-        if Path(path).parts[0] in RESERVED | set(request.files):
-            raise SubmitError(
-                f"{trainer} imports {path}, and a job has another file of that name: rename it, "
-                f"such as {'my_' + path}\n{NOTHING}"
-            )
-    return replace(request, modules=modules, files={**request.files, beside.COPY: source})
+def _with(trainer, program, request) -> Request:
+    """Return the request with its program. Raises SubmitError."""
+    if not program.links:  # else it has a folder of its own
+        for path in program.copies.keys() - {beside.COPY}:
+            if Path(path).parts[0] in RESERVED | set(request.files):
+                raise SubmitError(
+                    f"{trainer} imports {path}, {beside.TAKEN}, such as my_{path}\n{NOTHING}"
+                )
+    own = {"modules": program.copies, "links": program.links, "start": program.start}
+    return replace(request, folder=request.folder or program.folder, **own)
 
 
 def _compile(trainer, source):
@@ -300,13 +317,28 @@ def find_trainer(name: str) -> Path | None:
     return next((path.resolve() for path in candidates if path.is_file()), None)
 
 
-def _find(name: str) -> Path:
+def _split(words) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the words that name a program, ("train.py",) or ("-m", "a.module"), and the rest."""
+    at = 2 if words[0] == "-m" else 1
+    return tuple(words[:at]), tuple(words[at:])
+
+
+def _find(words) -> Path:
+    """Return the file that these words of a command name. Raises SubmitError."""
+    name = words[-1]
+    if words[0] == "-m":
+        return _find_module(name)
     if found := find_trainer(name):
         return found
     if step := next((step for step, file in COPIED.items() if file == name), None):
         raise SubmitError(
             f'no {name} yet: course.own("{step}") makes your copy, and so does '
             f"`cp {prepared(step)} {course_root()}`"
+        )
+    if re.fullmatch(r"python[\d.]*|torchrun", name):
+        raise SubmitError(
+            f"the command begins with {name!r}: expected the file to run, or -m MODULE, without "
+            "it; -n gives the number of processes"
         )
     looked = " or ".join(dict.fromkeys([str(Path.cwd()), str(base_folder())]))
     raise SubmitError(
@@ -315,10 +347,21 @@ def _find(name: str) -> Path:
     )
 
 
+def _find_module(name) -> Path:
+    place = Path(*name.split("."))
+    for file in (place.with_suffix(".py"), place / "__main__.py"):
+        if name != "-m" and file.is_file():
+            return file.resolve()
+    raise SubmitError(
+        f"no module {name!r} in {Path.cwd()}: expected -m PACKAGE.MODULE, with the package in the "
+        "current folder"
+    )
+
+
 def trainer_and_flags(command) -> tuple[Path, list[str]]:
     """Return the file that a command runs, and the words after it. Raises SubmitError."""
-    name, *flags = _words(command)
-    return _find(name), flags
+    name, flags = _split(_words(command))
+    return _find(name), list(flags)
 
 
 def launcher() -> Here | Slurm:

@@ -257,13 +257,15 @@ def _script(request, here) -> str:
 
 def _sbatch(run: Path, here: sites.Site, request) -> str:
     """Submit the script in `run`; returns Slurm's number."""
-    words = [str(run / "trainer.py"), *request.command[1:]]
+    start, *flags = request.words
     env = _own_variables() | {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": str(course_root())}
     if not here.modules and not here.activate:  # otherwise the site's own Python
         env["DLOJZ_PYTHON"] = sys.executable
-    if request.modules:  # the script's `python -P` does not look beside the trainer
-        env["PYTHONPATH"] = ":".join(filter(None, [str(run), env.get("PYTHONPATH")]))
-    return send(run, run / SCRIPT, ["--export=ALL"], words, env)
+    env["DLOJZ_FOLDER"] = request.folder
+    if request.links or len(request.modules) > 1:  # `python -P` does not look beside the program
+        beside = [str((run / start).parent), env.get("PYTHONPATH")]
+        env["PYTHONPATH"] = ":".join(filter(None, beside))
+    return send(run, run / SCRIPT, ["--export=ALL"], [str(run / start), *flags], env)
 
 
 def _own_variables() -> dict[str, str]:

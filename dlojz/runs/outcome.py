@@ -68,7 +68,7 @@ def _early(run):
         return str(error)
     except OSError:
         if is_foreign(run):
-            return "no Chronometer in it: no figures"
+            return "no Chronometer in it"
         series = (run / "plan.json").exists()  # the logs are those of its runs
         return None if series else "it wrote no log: did it end before it trained?"
     if not last or last.get("event") != "end":
@@ -78,8 +78,13 @@ def _early(run):
 
 def is_foreign(run: Path) -> bool:
     """Return whether a job is of a program without our Chronometer, which writes no log."""
-    ours = (events_file(run), run / "plan.json")
-    return not any(map(Path.exists, ours)) and not source.writes_log(run / "trainer.py")
+    if any(map(Path.exists, (events_file(run), run / "plan.json"))):
+        return False
+    with suppress(FileError):
+        copied = read_table(run / "job.json").get("modules")
+        names = map(str, copied if isinstance(copied, list) else ())
+        return not any(source.writes_log(run / name) for name in ("trainer.py", *names))
+    return False
 
 
 def _first_to_fail(run, said, failed):
