@@ -237,3 +237,22 @@ def test_a_series_of_several_processes(course_folder):
     for a, b in zip(one, two, strict=True):
         assert list(a.steps.loss) == list(b.steps.loss)
     assert list(one[0].steps.loss) != list(one[1].steps.loss)
+
+
+def test_a_program_of_a_series_runs_as_by_hand(course_folder, monkeypatch):
+    folder = course_folder.parent / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(
+        "import os, net\nprint(os.getcwd(), __file__, net.name, open('words.txt').read())"
+    )
+    (folder / "net.py").write_text("name = 'net'")
+    (folder / "words.txt").write_text("words")
+    monkeypatch.chdir(folder)
+    entries = [series.Entry(name, folder / "train.py", (), fresh=name == "b") for name in "ab"]
+    job = series.submit(entries, Request(name="two"))
+    (folder / "net.py").write_text("raise ValueError('edited later')")
+    assert job.wait(60) == "COMPLETED", job.explain()
+    for name, run in series.folders(job).items():
+        said = f"{folder} {run / 'program/train.py'} net words\n"
+        assert (run / "stdout.txt").read_text() == said, name
+        assert (run / "trainer.py").read_text().startswith("import os")

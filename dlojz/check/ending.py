@@ -136,7 +136,7 @@ def _stood(folder, trainer):
     """Return the trainer's lines in which its processes stood, by their stacks, in words."""
     text = outcome.tail(folder / "stderr.txt")
     _, *stacks = re.split(r"^(?:Current )?[Tt]hread 0x.*$", text, flags=re.M)
-    lines = [re.search(r'File ".*/trainer\.py", line (\d+) in (\w+)', each) for each in stacks]
+    lines = [re.search(STOOD, each) for each in stacks]
     found = dict.fromkeys(f"{trainer}:{line[1]} ({line[2]})" for line in lines if line)
     return f", and stood at {' and '.join(found)}" if found else ""
 
@@ -169,6 +169,8 @@ def error(folder: Path, trainer: str = "dlojz.py") -> str:
     return ", at ".join(filter(None, (words, _place(errors, trainer, rank))))
 
 
+# The line of a trainer, or of another program, in which a process stood.
+STOOD = r'File ".*/(?:trainer\.py|program/[^"]*)", line (\d+) in (\w+)'
 # A frame of a traceback: the process, the file, the number of its line, and the line itself.
 FRAME = r'(?m)^(?:\[rank(\d+)\]:)? *File "[^"\n]*\b(%s)", line (\d+).*\n(.*)'
 

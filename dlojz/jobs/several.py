@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dlojz import course, idr_torch
@@ -178,12 +178,18 @@ def _become(job, folder, entry):
         os.environ["DLOJZ_AUDIT"] = json.dumps(entry["audit"])
     else:
         os.environ.pop("DLOJZ_AUDIT", None)
-    for path, copy in entry["trainer"].items():
+    program = entry["trainer"]
+    for path, copy in program["copies"].items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         course.write_atomically(folder / path, (job / copy).read_bytes())
+    for path, target in program["links"].items():
+        with suppress(FileExistsError):  # another process was faster
+            (folder / path).symlink_to(target)
+    if program["folder"]:
+        os.chdir(program["folder"])
     flags = [f.replace("{run}", str(folder)).replace("{job}", str(job)) for f in entry["flags"]]
     run = forks.begin_anew if entry["fresh"] else forks.run_script
-    run(str(folder / "trainer.py"), flags)
+    run(str(folder / program["start"]), flags)
 
 
 def _rehearse():

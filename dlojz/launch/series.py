@@ -53,21 +53,23 @@ def submit(entries: Sequence[Entry], request: Request) -> Job:
     request: all but the job's command. Its n_gpu is the number of GPUs, and processes, of each run.
     """
     every = [*entries, *(e.replay for e in entries if e.replay)]
-    files, copies = {}, {}
+    files, programs = {}, {}
     for i, trainer in enumerate(dict.fromkeys(Path(e.trainer) for e in every)):
-        sources = beside.sources(trainer)
-        copies[trainer] = {path: f"source-{i}.{j}" for j, path in enumerate(sources)}
-        files |= {copies[trainer][path]: content for path, content in sources.items()}
-    plan = [_planned(e, copies) for e in entries]
+        program = beside.program(trainer)
+        copies = {path: f"source-{i}.{j}" for j, path in enumerate(program.copies)}
+        files |= {copies[path]: content for path, content in program.copies.items()}
+        found = {"start": program.start, "copies": copies, "links": dict(program.links)}
+        programs[trainer] = found | {"folder": program.folder}
+    plan = [_planned(e, programs) for e in entries]
     files[several.PLAN] = json.dumps(plan, indent=1).encode()
     program = (several.__file__,)
     (job,) = send([replace(request, command=program, files={**request.files, **files})])
     return job
 
 
-def _planned(entry, copies):
-    replay = entry.replay and _planned(entry.replay, copies)
-    return asdict(entry) | {"trainer": copies[Path(entry.trainer)], "replay": replay}
+def _planned(entry, programs):
+    replay = entry.replay and _planned(entry.replay, programs)
+    return asdict(entry) | {"trainer": programs[Path(entry.trainer)], "replay": replay}
 
 
 def entries(job: Job) -> list[Entry]:
