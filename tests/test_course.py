@@ -266,11 +266,12 @@ MAY_IMPORT = {
     "watch": {"course", "idr_torch", "machine", "runs", "traces", "training"},
     "dlojz": {"idr_torch", "runs", "training", "watch"},
     "estimate": {"course", "idr_torch", "runs", "training"},
-    "jobs": {"course", "idr_torch", "runs"},
+    "jobs": {"course", "idr_torch", "machine", "runs"},
     "launch": {"course", "jobs", "runs", "table", "training"},
     "figures": {"course", "runs", "table", "traces"},
     "check": {"course", "images", "launch", "machine", "runs", "table"},
     "classroom": {"course", "figures", "launch", "machine", "runs", "table"},
+    "pairing": {"course", "figures", "launch", "runs", "table"},
     "widgets": {"classroom", "course", "figures", "launch", "runs", "table"},
     "race": {
         "course",
@@ -526,7 +527,7 @@ def test_nothing_is_made_in_a_temporary_folder_of_ones_own(shared):
 
 def test_jobs_and_logs_keep_away_from_code_of_others(shared, tmp_path, monkeypatch):
     monkeypatch.setenv("DLOJZ_RUN", str(tmp_path))
-    job = {"cwd": str(tmp_path), "token": "", "n_gpu": 1}
+    job = {"root": str(tmp_path), "token": "", "n_gpu": 1}
     course.guard_compiled_code()
     (code,) = shared.iterdir()
     code.chmod(0o777)

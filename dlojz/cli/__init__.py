@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 
 from dlojz import launch
-from dlojz.cli import classes, course, jobs, race, tools
+from dlojz.cli import classes, course, jobs, pairs, race, tools
 from dlojz.course import STARTER
 from dlojz.table import harmless
 
@@ -24,6 +24,7 @@ COMMANDS = {  # in the order of the help
     "trace": "the time of a step by its parts, from a profiler's trace",
     "worth": "the gain of compiling your model, and its break-even",
     "estimate": "the memory of a training step, without a GPU",
+    "pair": "two programs compared, by whole trainings with the same seeds",
     "check": "the verdict: same training, faster, by the mechanism",
     "progress": "your verdicts, predictions and answers, done and open",
     "solution": "show the trainer as it is after a step",
@@ -37,7 +38,7 @@ COMMANDS = {  # in the order of the help
     "share": "show the class board how far you are; off by default",
     "class": "instructors: where the class is, what fails, who waits",
 }
-AS_JSON = ("doctor", "worth", "estimate", "check", "progress", "class")
+AS_JSON = ("doctor", "worth", "estimate", "pair", "check", "progress", "class")
 OF_A_TRAINER = ("submit", "worth")  # its command is given in quotes
 BROKEN_PIPE = 128 + signal.SIGPIPE  # a shell's exit status for `yes` in `yes | head`
 
@@ -91,6 +92,8 @@ def _parse(words):
             mine = " ".join(word for word in before if word not in typos)
             quoted = " ".join([*args.command, *rest])
             told += f'; put the trainer\'s flags inside the quotes: dlojz {mine} "{quoted}"'
+        if words[0] == "pair":
+            told += '; put each program in quotes with its flags: "train.py --lr 0.1"'
         commands[words[0]].error(told)
     return args
 
@@ -142,7 +145,7 @@ def _parser():
             sub.epilog, sub.formatter_class = more, argparse.RawDescriptionHelpFormatter
         return sub.add_argument
 
-    for module in (jobs, course, classes, tools):
+    for module in (jobs, course, classes, tools, pairs):
         module.add(command)
     race.add(commands.choices["race"])
     for sub in (commands.choices[name] for name in AS_JSON):
