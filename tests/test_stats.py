@@ -374,7 +374,7 @@ def test_warm_up_and_compilation_are_no_part_of_the_speed(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 2, "window": None}, r"run r \(after\) measured nothing: .* --test-nsteps 12"),
+        ({"steps": 2, "window": None}, r"run r \(after\) measured nothing: .* with more steps"),
         ({"window": None}, r"run r \(after\) measured nothing"),
         (
             {"end": {"outcome": "failed", "time": "2026-01-02", "error": "Boom"}},

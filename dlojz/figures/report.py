@@ -18,6 +18,7 @@ from dlojz.course import UserError
 from dlojz.runs import derived, labels, log, outcome
 from dlojz.runs.columns import PHASES
 from dlojz.runs.folder import path_of
+from dlojz.runs.outside import Outside
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import BAD, BAD_INK, GOOD, PAPER, STATE_COLOURS, Table, harmless
 
@@ -172,9 +173,11 @@ class Inspection:
         lines += _loss_lines(s)
         if s.images_per_s:
             lines += _speed_lines(s)
-        if s.peak_memory_bytes:
+        if s.outside:
+            lines += outside_lines(s.outside)
+        elif s.peak_memory_bytes:
             lines.append(("peak memory", _memory_text(s)))
-        if s.cpu_s is not None:
+        if s.cpu_s is not None and not s.outside:
             lines.append(("CPU time", f"{duration_text(s.cpu_s)}, in {duration_text(s.seconds)}"))
         if s.images_per_s:
             lines.append(("energy", _energy_text(s)))
@@ -222,9 +225,9 @@ class Inspection:
 def inspect_run(run) -> Inspection:
     """Return the report of a job, a run's folder or a recording."""
     s = summary(run)
-    if s.foreign:
-        return Inspection(s, _output(path_of(run) / "stdout.txt"))
     failed = hasattr(run, "explain") and s.state not in ("COMPLETED", "RUNNING", "QUEUED")
+    if s.foreign and not failed:
+        return Inspection(s, _output(path_of(run) / "stdout.txt"))
     # The first line of explain() is the state, which the report shows already.
     return Inspection(s, run.explain().partition("\n")[2] if failed else "")
 
@@ -284,6 +287,36 @@ def _compiler_text(s):
 
 def _count(number, word):
     return f"{number or 'no'} {word}{'s' * (number != 1)}"
+
+
+def outside_lines(seen: Outside) -> list[tuple[str, str]]:
+    """Return (name, text) for each thing that a job's keeper measured from outside."""
+    shared = ""
+    if seen.processes > 1:
+        shared = f", of {seen.processes} processes, which each count what they share"
+    cpu = f"{seen.busy_cpus:.2g} busy on average, {duration_text(seen.cpu_s)} in all"
+    lines = [
+        ("time", duration_text(seen.seconds)),
+        ("CPUs", cpu),
+        ("peak memory", f"{bytes_text(seen.peak_memory_bytes)} resident{shared}"),
+    ]
+    if seen.gpus:
+        of = f" of {bytes_text(seen.gpu_memory_limit_bytes)}" if seen.gpu_memory_bytes else ""
+        which = f" (mean of {seen.gpus} GPUs)" if seen.gpus > 1 else ""
+        use = "not measured" if seen.gpu_use is None else f"{seen.gpu_use:.0%} of the time in use"
+        fullest = ", the fullest" if seen.gpus > 1 else ""
+        lines += [
+            ("GPU", use + which),
+            ("GPU memory", f"{bytes_text(seen.gpu_memory_bytes)}{of} at its peak{fullest}"),
+        ]
+    energy = "not measured: no counter here"
+    if seen.energy_j is not None:
+        watts = f", {seen.energy_j / seen.seconds:,.0f} W" if seen.seconds else ""
+        joules, unit = (
+            (seen.energy_j / 1000, "kJ") if seen.energy_j >= 1000 else (seen.energy_j, "J")
+        )
+        energy = f"{joules:,.1f} {unit} of the GPU{'s' * (seen.gpus > 1)}{watts}"
+    return [*lines, ("energy", energy)]
 
 
 def _memory_text(s):

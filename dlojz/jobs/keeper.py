@@ -27,6 +27,7 @@ from pathlib import Path
 from dlojz import course
 from dlojz.course import write_atomically
 from dlojz.jobs import processes, stacks, tickets
+from dlojz.jobs.meter import Meter
 from dlojz.runs import outcome
 
 LOOK_S = 0.5  # between looks, if no signal comes: it does not from another machine
@@ -78,7 +79,7 @@ class Keeper:
     def train(self, locks) -> dict:
         """Run the trainer on the devices, and return how it ended."""
         processes.adopt_orphans()
-        kills_before = _oom_kills()
+        kills_before, meter = _oom_kills(), Meter(locks)
         trainer = self.start(locks)
         leader = processes.identity(trainer.pid)
         try:
@@ -87,13 +88,14 @@ class Keeper:
             self.known = {"state": "RUNNING", "started": time.time(), "devices": list(locks)}
             with suppress(OSError):  # a full disk must not end the job
                 write_atomically(STATE, json.dumps(self.known))
-            code, final = self.watch(trainer)
+            code, final = self.watch(trainer, meter)
         finally:
             if trainer.returncode is None:  # something went wrong here
                 trainer.kill()
                 trainer.wait()
             token = self.job["token"]
             processes.end(lambda: processes.descendants() | processes.leftovers(token, leader))
+        meter.end(**usage())
         if final:
             return final | {"exit_code": code} | usage()
         memory_was_full = _oom_kills() > kills_before  # of any process on this machine
@@ -102,12 +104,13 @@ class Keeper:
             reason = f"{reason}; {why}"
         return {"state": state, "exit_code": code, "reason": reason} | usage()
 
-    def watch(self, trainer):
+    def watch(self, trainer, meter):
         """Wait for the trainer; return its exit code, and the final state if it was ended."""
         final, deadline = None, time.monotonic() + self.job["time_max_s"]
         while (code := trainer.poll()) is None and not final:
             self.alarm.wait(min(LOOK_S, deadline - time.monotonic()))
             processes.reap_orphans(trainer)
+            meter.look()
             final = self.unwanted()
             if time.monotonic() > deadline:
                 stood = stacks.keep(Path.cwd(), processes.descendants())

@@ -217,16 +217,21 @@ class _Stat(NamedTuple):
     state: str = ""  # a letter
     parent: int = 0
     started: int = 0  # in clock ticks since boot
+    ticks: int = 0  # of CPU time, its own and that of its children that have ended
+    pages: int = 0  # of resident memory
 
 
 def _stat(pid) -> _Stat:
     """Return the kernel's facts about a process; empty ones if it is gone."""
     try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace", encoding="utf-8")
+        with open(f"{PROC}/{pid}/stat", "rb", buffering=0) as file:  # a meter reads thousands
+            text = file.read()
     except OSError:
         return _Stat()
-    fields = text.rpartition(")")[2].split()  # the name before it may contain anything
-    return _Stat(fields[0], int(fields[1]), int(fields[19]))
+    fields = text.rpartition(b")")[2].split()  # the name before it may contain anything
+    ticks = sum(map(int, fields[11:15]))
+    pages = int(fields[21]) if len(fields) > 21 else 0  # of a sandbox, fewer
+    return _Stat(fields[0].decode(), int(fields[1]), int(fields[19]), ticks, pages)
 
 
 # Ending them ----------------------------------------------------------------------------------
@@ -234,14 +239,24 @@ def _stat(pid) -> _Stat:
 
 def descendants() -> set[int]:
     """Return our living descendants, except keepers and theirs: a job may submit another job."""
-    children = {}
-    for pid in _all():
-        children.setdefault(_stat(pid).parent, []).append(pid)
-    found, new = set(), {os.getpid()}
+    return {pid for pid, stat in _tree().items() if stat.state not in ENDED}
+
+
+def used() -> list[_Stat]:
+    """Return the kernel's facts about our descendants, except keepers and theirs."""
+    return [*_tree().values()]
+
+
+def _tree():
+    """Return the facts about our descendants by pid, except keepers and theirs."""
+    every, children = {pid: _stat(pid) for pid in _all()}, {}
+    for pid, stat in every.items():
+        children.setdefault(stat.parent, []).append(pid)
+    found, new = {}, {os.getpid()}
     while new:
         new = {child for pid in new for child in children.get(pid, []) if not _is_keeper(child)}
-        found |= new
-    return set(filter(_lives, found))
+        found |= {pid: every[pid] for pid in new}
+    return found
 
 
 def leftovers(token: str, leader: dict | None) -> set[int]:

@@ -1,4 +1,4 @@
-"""What a program needs of the files beside it: copies of what it imports, and links to the rest.
+"""The files beside a program: copies of those that it imports, and links to the rest.
 
 The imports are found by reading the sources, where Python would look first when the program is run:
 in its folder. Of a package all Python files are taken, because it may import some by a computed

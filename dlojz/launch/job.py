@@ -17,7 +17,7 @@ from dlojz.launch import asking
 from dlojz.launch.follow import Bar
 from dlojz.launch.here import Here
 from dlojz.launch.slurm import Slurm
-from dlojz.runs import by_hand, outcome
+from dlojz.runs import by_hand, outcome, outside
 from dlojz.runs.folder import NUMBER
 from dlojz.table import Table
 
@@ -248,8 +248,17 @@ def queue(name: str | None = None, last: int = 5) -> Table:
 def queue_row(job: Job, status: dict) -> tuple[str, ...]:
     """Return a job's row in `queue`, with the columns of QUEUE."""
     who = (job.id, _cut(job.name), status["state"], _time(job, status))
-    note = _cut((status.get("reason") or "").partition("\n")[0])
+    notes = [(status.get("reason") or "").partition("\n")[0], _from_outside(job, status)]
+    note = _cut("; ".join(filter(None, notes)))
     return (*who, _cut(str(job.info.get("n_gpu", 1))), note, _cut(job.command, 1000))
+
+
+def _from_outside(job, status) -> str:
+    """Return the figures of a job without a log: "1.8 CPUs, 2.1 GB, GPU 43 %"; else ""."""
+    if status["state"] not in ("RUNNING", "COMPLETED") or not outcome.is_foreign(job.directory):
+        return ""
+    seen = outside.read(job.directory)
+    return seen.in_short if seen else ""
 
 
 def in_queue(name: str | None = None, last: int = 5) -> list[tuple[Job, dict]]:

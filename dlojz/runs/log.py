@@ -428,6 +428,8 @@ def _read(path, missing):
     except OSError as error:
         said = outcome.errors(path.parent).strip().splitlines()
         why = f"its stderr ends with: {said[-1]}" if said else missing
+        if (path.parent / "trainer.py").exists() and outcome.is_foreign(path.parent):
+            why = "no Chronometer in its program" + (f", and {why}" if said else "")
         raise NoLogError(f"{path}: no log to read ({error.strerror}): {why}") from error
     torn = None  # the error of a line that is not JSON: forgiven if it is last, or before a restart
     with file:

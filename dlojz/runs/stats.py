@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dlojz.course import UserError
-from dlojz.runs import derived, log, outcome
+from dlojz.runs import derived, log, outcome, outside
 from dlojz.runs.folder import events_file, path_of
+from dlojz.runs.outside import Outside
 
 MIN_PAIRS = 6  # with fewer, an interval says more about Student's t than about the runs
 EARLY_PAIRS = 3  # a gain is clear as early as this, if its 99 % interval says so
@@ -100,6 +101,7 @@ class Summary:
     # Spent in training steps, all of them, by the host's clock; without a log, in the whole job.
     seconds: float | None = None
     cpu_s: float | None = None  # of a job without a log: the CPU time of all its processes
+    outside: Outside | None = None  # of a job without a log: what its keeper saw
 
     @property
     def recorded(self) -> bool:
@@ -189,7 +191,7 @@ def summary(run) -> Summary:
 def _without_log(folder, status, error):
     """Return the summary of a job without a log: what its keeper saw from outside."""
     completed = status["state"] == "COMPLETED"
-    foreign = completed and outcome.is_foreign(folder)
+    foreign = status["state"] != "QUEUED" and outcome.is_foreign(folder)
     expected = (foreign or not completed) and isinstance(error, log.NoLogError)
     times = [status[name] for name in ("started", "ended") if status.get(name)]
     return Summary(
@@ -200,6 +202,7 @@ def _without_log(folder, status, error):
         foreign=foreign,
         peak_memory_bytes=status.get("peak_memory_bytes"),
         memory_of="largest process",
+        outside=outside.read(folder),
         cpu_s=status.get("cpu_s"),
         seconds=times[1] - times[0] if len(times) == 2 else None,
     )
@@ -358,7 +361,7 @@ def _measured_run(run, side):
     if not s.windows or not s.images_per_s:
         raise UserError(
             f"run {s.name} ({side}) measured nothing: all its steps are warm-up; submit it again "
-            "with more, such as --test-nsteps 12"
+            f"with more steps{', such as --test-nsteps 12' * ('test_nsteps' in s.arguments)}"
         )
     return s
 

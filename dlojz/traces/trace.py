@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlojz.course import UserError
+from dlojz.runs import outcome
 from dlojz.runs.folder import path_of, trace_files
 from dlojz.traces import kinds
 
@@ -128,6 +129,11 @@ def _files(of):
     path = path_of(of)
     if files := trace_files(path) if path.is_dir() else [path]:
         return files
+    if outcome.is_foreign(path):
+        raise TraceError(
+            f"{path}: no trace in it, as its program is not the course's; expected a file that "
+            "torch.profiler wrote, profile.export_chrome_trace(FILE): dlojz trace FILE"
+        )
     raise TraceError(
         f"{path}: no trace in it; was the run submitted with --profile, and has it ended?"
     )

@@ -10,6 +10,7 @@ from IPython.display import display
 from dlojz import launch
 from dlojz.course import progress
 from dlojz.figures.report import speed_text
+from dlojz.runs import outcome
 from dlojz.runs.labels import labels
 from dlojz.widgets.box import Row, cancel_button
 
@@ -64,6 +65,6 @@ def _news(now, job):
         return f"QUEUED: {reason}"
     if now.state != "RUNNING":
         return now.state
-    if now.total is None:
+    if now.total is None and not outcome.is_foreign(job.directory):
         return "RUNNING: starting"
     return f"RUNNING for {time.time() - job.status.get('started', time.time()):.0f} s"
