@@ -144,7 +144,7 @@ def test_a_program_without_the_seed_flag_shows_its_usage_and_the_rest_is_cancell
     assert states.count("CANCELLED") >= 14
     found = by_seed("takes.py", "other.py --rng 1{seed}", 2, READ)
     assert found.values == {1: (0.5, 0.11), 2: (0.5, 0.12)}
-    assert found.notes == ("before gave 0.5 with each seed: does it use its seed?",)
+    assert found.notes == ("before gave 0.5 with each seed: is it coarse, or the seed unused?",)
 
 
 def test_a_training_that_fails_is_shown_and_the_others_count(script):
@@ -175,6 +175,14 @@ def test_a_trainer_of_the_course_needs_no_regular_expression(course_folder):
     found = by_seed(command, command, 1)
     assert found.unit == "points"
     assert found.differences == [0]
+
+
+def test_a_pair_on_slurm(on_slurm, train):
+    found = by_seed("train.py", "train.py --gain 2", 2, READ, time_max="00:05:00")
+    assert found.values[1] == (92.52, 94.66)
+    assert all("slurm" in job.info for job in launch.jobs())
+    by_seed("train.py", "train.py --gain 2", 2, READ)
+    assert len(commands()) == 4
 
 
 # The statistics ----------------------------------------------------------------------------
@@ -213,8 +221,8 @@ def test_the_seeds_that_are_planned_show_the_difference_in_4_of_5_tries():
             "0.69 points, 3 seeds)",
         ),
         ([0.0, 0.0], "equal with each of 2 seeds"),
-        ([0.5, 0.5], "after is 0.50 points higher"),
-        ([0.5], "+0.50 points with one seed: an interval needs at least 2"),
+        ([0.5, 0.5], "after is 0.500 points higher"),
+        ([0.5], "+0.500 points with one seed: an interval needs at least 2"),
     ],
 )
 def test_the_finding_in_words(differences, said):

@@ -14,7 +14,7 @@ write {seed}: "train.py seed={seed}". On a cluster trainings may run at the same
 files, give each its own, as in "train.py --seed {seed} --out a-{seed}.pt".
 
 Trainings are kept: with --seeds 10 after --seeds 5, or with another --read, only those that are
-missing are made. The sources and flags count, and not the data: if that has changed, add --again.
+missing are made. The sources and flags count: if data or packages have changed, add --again.
 """
 
 

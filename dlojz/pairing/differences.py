@@ -112,7 +112,7 @@ class Pairs:
 
     def text(self, value: float, sign: str = "") -> str:
         """Return a difference with its unit, and two digits of the interval's width."""
-        width = self.half or max(map(abs, self.differences))
+        width = max(self.half or 0, abs(self.mean) / 50)
         digits = min(12, max(0, 1 - math.floor(math.log10(width)))) if width else 0
         return f"{value:{sign}.{digits}f} {self.unit}".rstrip()
 

@@ -121,7 +121,8 @@ def _submitted(plan, commands, request, again) -> list[Training]:
     """Return the trainings of the plan: those that are there, and new ones for the others."""
     words = {one: _with_seed(commands[one[0]], one[1]) for one in plan}
     programs = {side: _digest(words[side, seed]) for side, seed in plan[:3]}
-    where = [str(Path.cwd()), launch.launcher().name, request.n_gpu, request.account]
+    asked = [request.n_gpu, request.account, request.module]
+    where = [str(Path.cwd()), launch.launcher().name, *asked]
     keys = {one: json.dumps([*one, *words[one], programs[one[0]], where]).encode() for one in plan}
     found = {} if again else _kept(keys)
     requests = {
@@ -232,7 +233,7 @@ def _on_seeds(values, numbers) -> Iterator[str]:
     """Yield notes on programs that ignore the seed."""
     for side, column in zip(SIDES, zip(*values.values(), strict=True), strict=True):
         if len(column) > 1 == len({*column}):
-            yield f"{side} gave {column[0]:g} with each seed: does it use its seed?"
+            yield f"{side} gave {column[0]:g} with each seed: is it coarse, or the seed unused?"
     first, again = numbers.get((BEFORE, 1)), numbers.get((AGAIN, 1))
     if first is not None and first == again:
         yield f"before gave {first:g} again with seed 1: it is seeded"
