@@ -79,10 +79,8 @@ def by_seed(
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: expected at least 1, and 5 are a good beginning")
     pattern = read and _compiled(read)
-    for command in (before, after):
-        launch.submit(
-            command, time_max=time_max, dry_run=True, **where
-        )  # raises what would fail later
+    for command in (before, after):  # raises what would fail later
+        launch.submit(command, time_max=time_max, dry_run=True, **where)
     commands = {BEFORE: before, AFTER: after, AGAIN: before}
     plan = [(s, seed) for seed in range(1, seeds + 1) for s in (SIDES if seed % 2 else SIDES[::-1])]
     plan[2:2] = [(AGAIN, 1)] * check_seed
@@ -97,9 +95,10 @@ def by_seed(
             numbers[training.side, training.seed] = number
         elif any(side == training.side for side, _ in numbers):
             missing.append(why)
-        else:  # all of this side would
+        else:  # all of this side would; those of the other that have begun are kept
             for other in trainings:
-                other.job.cancel("another training of its pair failed")
+                if other.side == training.side or other.job.state == launch.State.QUEUED:
+                    other.job.cancel("another training of its pair failed")
             raise UserError(why)
     return _pairs(commands, trainings, numbers, unit, missing)
 
@@ -156,7 +155,7 @@ def _kept(keys) -> dict[tuple[str, int], Training]:
     for job in reversed(launch.jobs()):
         with suppress(FileNotFoundError):
             one = wanted.get((job.directory / KEY).read_bytes())
-            if one and one not in found and (job.state == "COMPLETED" or not job.state.final):
+            if one and one not in found and (Training(*one, job).completed or not job.state.final):
                 found[one] = Training(*one, job)
     return found
 
