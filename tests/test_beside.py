@@ -236,6 +236,13 @@ def test_a_module_runs_by_its_name_and_as_a_copy(around):
     assert job.command == "-m pack.train --lr 1"
 
 
+def test_a_file_that_is_not_in_the_current_folder_is_found_for_the_user(around):
+    (around / "src/opens.py").write_text("open('words.txt')")
+    job = submit("src/opens.py")
+    job.wait(30)
+    assert f"words.txt is in {around}/src, and not in the current folder" in job.status["reason"]
+
+
 def test_a_large_file_and_a_folder_of_data_stay_where_they_are(around, monkeypatch):
     monkeypatch.setattr(beside, "MOST", 10)
     monkeypatch.setattr(beside, "MOST_LINKS", 5)

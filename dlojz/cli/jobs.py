@@ -51,6 +51,8 @@ def _submit(args):
     jobs = jobs if isinstance(jobs, list) else [jobs]
     for job in jobs:
         print(f"job {job.id}: {harmless(job.command)}", flush=True)
+        if job.beside:
+            print(f"  {harmless(job.beside)}", flush=True)
     if args.time_max:
         print(f"each is ended after {_duration(sites.seconds(time_max))}")
     if large:

@@ -48,19 +48,6 @@ class Program:
     links: Mapping[str, str] = field(default_factory=dict)  # to files and folders in their places
     folder: str = ""  # the current folder of its processes; "": the course's
 
-    @property
-    def beside(self) -> str:
-        """Return in words which files are copied, and which are read in their places."""
-        copied = [path.removeprefix(f"{MIRROR}/") for path in self.copies]
-        linked = sorted(path.removeprefix(f"{MIRROR}/") for path in self.links if path != COPY)
-        text = f"copied: {_some([path for path in copied if not path.endswith(MODULE)])}"
-        return f"{text}; read in place: {_some(linked)}" if linked else text
-
-
-def _some(names, most=6):
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
 
 def program(trainer: Path, module: str = "") -> Program:
     """Return the program of a file. Raises OSError.

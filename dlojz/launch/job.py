@@ -76,6 +76,20 @@ class Job:
         return shlex.join(map(str, self.info.get("command") or []))
 
     @property
+    def beside(self) -> str:
+        """Return the files that its program has, copied or in their places; "" for the course's."""
+        info = self.info
+        if not info.get("folder"):
+            return ""
+        own = str(Path(info["words"][0]).parent)  # its own folder comes first, what is hidden last
+        links = sorted(
+            (path for path in map(Path, info["links"]) if path.name != "trainer.py"),
+            key=lambda path: (str(path.parent) != own, path.name.startswith("."), path),
+        )
+        text = f"copied: {_some(info['modules'])}"
+        return f"{text}; read in place: {_some(links)}" if links else text
+
+    @property
     def is_series(self) -> bool:
         """Return whether it does several runs, each with a log of its own: see `launch.series`."""
         return (self.directory / "plan.json").exists()
@@ -148,6 +162,12 @@ class Job:
 
     def __repr__(self):
         return f"<job {self.id} {_cut(self.name)!r}: {self.state}>"
+
+
+def _some(paths, most=6):
+    """Return the first of these paths of a job's folder, as they are in the project."""
+    names = [str(path).removeprefix("program/") for path in paths[:most]]
+    return ", ".join(names) + (f" and {len(paths) - most} more" if len(paths) > most else "")
 
 
 A_NUMBER = ((int, float), "a number")

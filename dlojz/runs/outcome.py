@@ -57,7 +57,18 @@ def from_exit(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, st
     if failed := FAILED.findall(said.rpartition("ChildFailedError")[2]):
         rank, code = _first_to_fail(run, said, {int(r): int(c) for r, c in failed})
         return "FAILED", f"process {rank}: {_ending(code)}"
-    return "FAILED", _ending(exit_code)
+    return "FAILED", _ending(exit_code) + _elsewhere(run)
+
+
+def _elsewhere(run) -> str:
+    """Return advice if a file that a program did not find is beside it, else ""."""
+    with suppress(FileError, IndexError, KeyError, OSError, TypeError, ValueError):
+        job = read_table(run / "job.json")
+        home = Path(job["folder"], job["command"][0]).parent
+        absent = re.findall(r"^FileNotFoundError: .*: '([^']+)'$", errors(run), re.M)[-1]
+        if job["folder"] and not Path(absent).is_absolute() and (home / absent).exists():
+            return f": {absent} is in {home}, and not in the current folder; submit it there"
+    return ""
 
 
 def _early(run):
