@@ -11,6 +11,7 @@ Nothing waits for the device but the ends of measured windows: see `chronometer`
 """
 
 import math
+import os
 import weakref
 from argparse import Namespace
 from collections import Counter
@@ -27,6 +28,7 @@ from torch.optim.optimizer import (
 from dlojz.runs import log
 from dlojz.training import private
 from dlojz.training.chronometer import Chronometer
+from dlojz.watch import account
 
 MEASURED = 12  # steps that are timed before some are profiled
 SCHEDULE = {"wait": log.WARMUP_STEPS + MEASURED, "warmup": 1, "active": 2, "repeat": 1}
@@ -54,6 +56,7 @@ class Observer:
         self._batch, self._given = {}, Counter()  # what a loader gave, and what models were given
         self._trained = False  # the present step has a backward pass
         self._closure = False  # the present step of an optimizer began before one
+        self._accounts, self._account = account.wanted(), account.Account()
         self._finding = None  # a hook on all modules, until the model is found
         self._find()
 
@@ -71,6 +74,8 @@ class Observer:
     def came(self, loader, batch):
         """Note that a loader gave a batch."""
         self._latest, self._batch = weakref.ref(loader), sizes(batch)
+        if self._accounts:
+            self._account.batch(batch)
         if self.chrono and self._feeds() is loader and self.chrono.phase == "data":
             self.chrono.transfer()
 
@@ -91,6 +96,8 @@ class Observer:
         if chrono and without and self._trained and chrono.phase == "update":
             self._end_step()
         self._given.update(sizes(first))
+        if self._accounts:
+            self._account.forward(first)
         if chrono is None:
             self._shape = first.shape if first is not None else ()
             return None
@@ -113,6 +120,7 @@ class Observer:
             self._begin(self._model())
         if self.chrono is None:
             return
+        self._account.counts["backwards"] += 1
         loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if "loss" not in self._values:
             self.scaled(loss)
@@ -142,6 +150,8 @@ class Observer:
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
             self.run.program(*self._place, self._optimizers)
+        if self._accounts:
+            self._account.update(optimizer)
         if optimizer is self._optimizers[0]:
             self._lr = float(optimizer.param_groups[0]["lr"])
 
@@ -159,7 +169,9 @@ class Observer:
         self._place = device, weights
         self.run.program(device, weights)
         self.chrono = Marks(device, self.run)
-        if not private.is_profiling():  # the program's own would fail beside ours
+        if not (
+            private.is_profiling() or self._accounts
+        ):  # the program's own would fail beside ours
             self.chrono.profiler = torch.profiler.profile(
                 schedule=torch.profiler.schedule(**SCHEDULE),
                 on_trace_ready=self.run.save_trace,
@@ -174,6 +186,13 @@ class Observer:
         if self.chrono.phase != "update":  # more batches belong to the next update
             self.chrono.update()
         place = {"epoch": self._epoch, "step": self._steps}
+        if self._steps < self._accounts:
+            model = self._model and self._model()
+            found = self._account.closed(model, self._values.get("loss"))
+            self.run.case(f"{account.PREFIX}{self._steps}", **found)
+        else:
+            self._accounts = 0
+        self._account = account.Account()
         given = (self._feeds() and self._batch) or self._given
         values = {"images": 0, "lr": self._lr, "loss": math.nan} | given | self._values
         self.chrono.next_iter(**place, **values)
@@ -231,6 +250,8 @@ class Observer:
             return  # its own hook follows
         if not private.before_compiled_call(module, on_call):
             module.register_forward_pre_hook(on_call, with_kwargs=True)
+        if os.environ.get(account.NUDGE):
+            account.nudge(module)
         self.called(module, args, {})
 
     def entered(self, module, args, kwargs):
