@@ -18,6 +18,7 @@ COMMANDS = {  # in the order of the help
     "doctor": "this machine's devices, and problems with its installation",
     "data": "make an ImageNet-shaped set of images; no download",
     "submit": "run the trainer as a job, when its turn comes",
+    "watch": "run any training program as a job, and say where its time goes",
     "queue": "the jobs that are queued or running, and the last ones",
     "cancel": "take a job from the queue, or end it",
     "report": "the throughput, memory and energy of a job",
@@ -39,7 +40,7 @@ COMMANDS = {  # in the order of the help
     "class": "instructors: where the class is, what fails, who waits",
 }
 AS_JSON = ("doctor", "worth", "estimate", "pair", "check", "progress", "class")
-OF_A_TRAINER = ("submit", "worth")  # its command is given in quotes
+OF_A_TRAINER = ("submit", "watch", "worth")  # its command is given in quotes
 BROKEN_PIPE = 128 + signal.SIGPIPE  # a shell's exit status for `yes` in `yes | head`
 
 

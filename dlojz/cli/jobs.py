@@ -14,15 +14,8 @@ from dlojz.traces.trace import open_traces
 
 def add(command):
     """Add these commands to the parser."""
-    arg = command("submit", _submit)
-    arg("command", nargs="+", help='"dlojz/dlojz.py --test -b 32", in quotes; several run in order')
-    arg("-n", "--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
-    arg("--name", default="dlojz", help="name in the queue and in tables")
-    arg("--time-max", help="end it after HH:MM:SS or minutes (default: 00:10:00)")
-    arg("--account", help="Slurm account to charge; xyz@a100 also requests A100 nodes")
-    arg("--module", help="module to load on a cluster, instead of its site's")
-    arg("--dry-run", action="store_true", help="show the script or the command, submit nothing")
-    arg("--wait", action="store_true", help="wait for the end and show the report")
+    for name, call in (("submit", _submit), ("watch", _watch)):
+        _add_job(command(name, call), watch=name == "watch")
 
     arg = command("queue", _queue)
     arg("name", nargs="?", help="only jobs with this name")
@@ -40,10 +33,29 @@ def add(command):
     arg("--png", type=Path, help="draw one step into this file")
 
 
+def _add_job(arg, watch):
+    arg("command", nargs="+", help='"train.py --epochs 1", in quotes; several run in order')
+    arg("-n", "--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
+    arg("--name", default="dlojz", help="name in the queue and in tables")
+    arg("--time-max", help="end it after HH:MM:SS or minutes (default: 00:10:00)")
+    arg("--account", help="Slurm account to charge; xyz@a100 also requests A100 nodes")
+    arg("--module", help="module to load on a cluster, instead of its site's")
+    arg("--dry-run", action="store_true", help="show the script or the command, submit nothing")
+    if not watch:
+        arg("--wait", action="store_true", help="wait for the end and show the report")
+        arg("--watch", action="store_true", help="write our log of a program of any make")
+
+
+def _watch(args):
+    """Submit a program under watch, wait for its end, and show what it was like."""
+    args.wait = args.watch = True
+    return _submit(args)
+
+
 def _submit(args):
     command = args.command if len(args.command) > 1 else args.command[0]
     time_max, large = args.time_max or "00:10:00", too_large(args.command)
-    given = {"module": args.module, "account": args.account, "dry_run": args.dry_run}
+    given = {name: getattr(args, name) for name in ("module", "account", "watch", "dry_run")}
     jobs = launch.submit(command, args.n_gpu, args.name, time_max, **given)
     if args.dry_run:
         print(jobs)
@@ -62,7 +74,19 @@ def _submit(args):
         return 0
     states = [job.wait() for job in jobs]
     _show(jobs)
+    if args.watch:
+        _diagnose(jobs)
     return 0 if set(states) <= {launch.State.COMPLETED, launch.State.OUT_OF_MEMORY} else 1
+
+
+def _diagnose(jobs):
+    from dlojz.figures.diagnosis import diagnosis
+
+    for job in jobs:
+        if events_file(job.directory).exists():
+            print("", *diagnosis(job), sep="\n")
+        else:
+            print(f"\njob {job.id}: no training was seen: no backward pass of torch's autograd")
 
 
 def too_large(commands):

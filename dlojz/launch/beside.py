@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import invalidate_caches
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, PathFinder
 from importlib.util import find_spec
@@ -28,6 +28,8 @@ from dlojz.training.flags import is_ours
 COPY = "trainer.py"  # what the trainer is called in the folder of its job
 MIRROR = "program"  # the folder there of a program that is not the course's
 MODULE = "_start_.py"  # there: starts a module by its name, as `python -m` does
+WATCHED = "_watched_.py"  # there: starts the program under watch
+OURS = (MODULE, WATCHED)
 PROJECT = (".git", "pyproject.toml")  # one of them is in the top folder of a project
 LARGE = 1 << 20  # bytes of a module that was not written by hand
 MOST = 16 << 20  # bytes of a file that is copied into a mirror
@@ -49,12 +51,14 @@ class Program:
     folder: str = ""  # the current folder of its processes; "": the course's
 
 
-def program(trainer: Path, module: str = "") -> Program:
+def program(trainer: Path, module: str = "", here: Path | None = None) -> Program:
     """Return the program of a file. Raises OSError.
 
-    module: its name, if it is started as `python -m NAME` from the current folder.
+    module: its name, if it is started as `python -m NAME`. here: from which folder; by default the
+        current one.
     """
-    trainer, here = trainer.resolve(), Path.cwd()  # Python, too, looks beside the file of a link
+    trainer = trainer.resolve()  # Python, too, looks beside the file of a link
+    here = here or Path.cwd()
     source = trainer.read_bytes()
     if not module and not _is_mirrored(trainer):
         found = modules(trainer, source)
@@ -75,6 +79,15 @@ def program(trainer: Path, module: str = "") -> Program:
         run = f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
         copies[start] = f"import runpy\n\n{run}\n".encode()
     return Program(home, found, start, copies, links, str(here))
+
+
+def watched(program: Program) -> Program:
+    """Return a program that lies in a mirror as one that `dlojz.watch.program` runs."""
+    start = Path(program.start).with_name(WATCHED)
+    run = f"program.run(Path(__file__).with_name({Path(program.start).name!r}))"
+    lines = "from pathlib import Path", "", "from dlojz.watch import program", "", run, ""
+    copies = {**program.copies, str(start): "\n".join(lines).encode()}
+    return replace(program, start=str(start), copies=copies)
 
 
 def _is_mirrored(trainer) -> bool:

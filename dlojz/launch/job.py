@@ -13,7 +13,7 @@ from pathlib import Path
 from dlojz.course import FileError, base_folder, read_small, read_table, write_atomically
 from dlojz.jobs import keeper
 from dlojz.jobs.keeper import Cause
-from dlojz.launch import asking
+from dlojz.launch import asking, beside
 from dlojz.launch.follow import Bar
 from dlojz.launch.here import Here
 from dlojz.launch.slurm import Slurm
@@ -86,7 +86,8 @@ class Job:
             (path for path in map(Path, info["links"]) if path.name != "trainer.py"),
             key=lambda path: (str(path.parent) != own, path.name.startswith("."), path),
         )
-        text = f"copied: {_some(info['modules'])}"
+        copies = [path for path in info["modules"] if Path(path).name not in beside.OURS]
+        text = f"copied: {_some(copies)}"
         return f"{text}; read in place: {_some(links)}" if links else text
 
     @property

@@ -66,6 +66,7 @@ class Request:
     time_max_s: int = 600
     account: str | None = None
     module: str | None = None
+    watch: bool = False  # whether our log and a trace are written of a program of any make
     folder: str = ""  # the current one of its processes; "": that of the course
     files: Mapping[str, bytes] = field(default_factory=dict)  # by name, for the job's folder
     modules: Mapping[str, bytes] = field(default_factory=dict)  # of the program, by path
@@ -100,6 +101,7 @@ def submit(
     time_max: str = "00:10:00",
     module: str | None = None,
     account: str | None = None,
+    watch: bool = False,
     dry_run: bool = False,
 ) -> Job | list[Job] | Script:
     """Run a program with its flags as a job, when its turn comes: here, or on Slurm.
@@ -116,6 +118,7 @@ def submit(
         cluster it is stopped earlier, requeued and resumed from its checkpoint, if it keeps one.
     module, account: a cluster loads this module, in place of its site's, and charges this account;
         "xyz@a100" asks for nodes with A100s.
+    watch: write our log of any program's steps, and a trace of a few: see `dlojz.watch.observer`.
     dry_run: submit nothing, show the script or the command.
     """
     try:
@@ -125,10 +128,11 @@ def submit(
     commands = command if isinstance(command, list) else [command]
     if not commands:
         raise SubmitError("an empty list of commands: expected at least one")
-    requests = [Request(_words(c), n_gpu, name, seconds, account, module) for c in commands]
+    options = n_gpu, name, seconds, account, module, watch
+    requests = [Request(_words(c), *options) for c in commands]
     if dry_run:
         _check(requests[0])
-        trainer, _ = _program(_split(requests[0].command)[0])
+        trainer, _ = _program(_split(requests[0].command)[0], watch)
         return Script(_or_refuse(lambda: launcher().script(requests[0], trainer)))
     jobs = send(requests)
     return jobs if isinstance(command, list) else jobs[0]
@@ -141,8 +145,8 @@ def send(requests: Sequence[Request]) -> list[Job]:
     """
     for request in requests:
         _check(request)
-    names = [_split(request.command)[0] for request in requests]
-    found = {name: _program(name) for name in dict.fromkeys(names)}
+    names = [(_split(request.command)[0], request.watch) for request in requests]
+    found = {name: _program(*name) for name in dict.fromkeys(names)}
     requests = [_with(*found[n], request) for n, request in zip(names, requests, strict=True)]
     jobs, sweep = [], [] if len(requests) > 1 else None
     size = len(requests) if launcher().whole_sweeps else 1
@@ -247,15 +251,19 @@ def _check(request):
     _or_refuse(launcher().check, request)
 
 
-def _program(name) -> tuple[Path, beside.Program]:
+def _program(name, watch=False) -> tuple[Path, beside.Program]:
     """Return the file that these words of a command name, and its program as it is now.
+
+    watch: as one that is watched.
 
     Raises SubmitError if it can't run. Its imports are looked for only where the job has our own
     Python.
     """
     trainer, module = _find(name), name[1] if len(name) > 1 else ""
     _compile(trainer, trainer.read_bytes())
-    found = _or_refuse(beside.program, trainer, module)
+    by_hand = module or Path(name[0]).resolve() == trainer  # else it was found in the course's
+    here = Path.cwd() if by_hand else base_folder()
+    found = _or_refuse(beside.program, trainer, module, here)
     if _has_our_python() and (lost := beside.missing(found.home / trainer.name, found.sources)):
         file, line, absent = lost
         raise SubmitError(
@@ -264,7 +272,12 @@ def _program(name) -> tuple[Path, beside.Program]:
             f"it: put {absent} there, install it, or `export PYTHONPATH=FOLDER` with the folder "
             f"that it is in\n{NOTHING}"
         )
-    return trainer, found
+    if watch and found.start == beside.COPY:
+        raise SubmitError(
+            f"{trainer} is a trainer of the course, or a part of it, which writes its own log: "
+            f"submit it without --watch\n{NOTHING}"
+        )
+    return trainer, beside.watched(found) if watch else found
 
 
 def _has_our_python() -> bool:

@@ -45,7 +45,7 @@ ALONE = "_SingleProcessDataLoaderIter"  # torch's range for a loader without wor
 SEVERAL = "_MultiProcessingDataLoaderIter"  # a loader with workers
 # A trace does not show the speed that operations could have.
 ON_A_PROCESSOR = (
-    "train once with --data synthetic: if the step is shorter, the loader's workers take the cores "
+    "train once on a batch in memory: if the step is shorter, the loader's workers take the cores "
     "from the training, and no trace shows that"
 )
 
