@@ -1,5 +1,6 @@
 """Two programs that anyone may have written, compared by whole trainings with the same seeds."""
 
+import dataclasses
 import json
 import re
 
@@ -238,3 +239,11 @@ def test_without_a_difference_more_seeds_are_planned():
         "to show a difference of half that, 0.35 points, takes about 7 seeds"
     )
     assert len(pairs([1.0, 1.2, 1.1]).lines) == 2
+
+
+def test_times_that_a_busy_machine_spread_are_not_compared():
+    seconds = {1: (110.0, 15.0), 2: (224.0, 120.0), 3: (19.0, 33.0)}
+    found = dataclasses.replace(pairs([0.0, 1.0, 2.0]), seconds=seconds)
+    assert "0.58 to 7.33 times as fast, too far apart to compare" in repr(found)
+    apart = dataclasses.replace(found, seconds={})
+    assert "whole runs, after: no two of a seed ran in turn" in repr(apart)

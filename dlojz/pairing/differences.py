@@ -11,6 +11,7 @@ from dlojz.runs.stats import EARLY_PAIRS, LEVEL, MARGIN_CPU, Comparison, half_wi
 from dlojz.table import Table
 
 HEAD = ("seed", "before", "after", "difference", "time before", "time after", "times as fast")
+WIDE = 4  # the ends of an interval this many times apart say nothing
 POWER = 0.8  # the share of tries in which a planned number of seeds shows a difference
 MOST_SEEDS = 10_000
 
@@ -72,7 +73,14 @@ class Pairs:
 
     @property
     def times_text(self) -> str:
-        return f"whole runs, after: {self.times or 'no two of a seed ran in turn'}"
+        times = self.times
+        if times and times.low and times.high > WIDE * times.low:
+            ratios = [before / after for before, after in self.seconds.values()]
+            return (
+                f"whole runs, after: {min(ratios):.2f} to {max(ratios):.2f} times as fast, too far "
+                "apart to compare; measure them when nothing else runs"
+            )
+        return f"whole runs, after: {times or 'no two of a seed ran in turn'}"
 
     @property
     def finding(self) -> str:
