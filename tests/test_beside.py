@@ -226,6 +226,15 @@ def test_a_job_finds_what_the_program_finds_by_hand(folder, around, monkeypatch)
     assert not {name for name in links if "runs" in name or name.endswith("/dlojz")}
 
 
+def test_a_program_of_the_courses_folder_runs_there(course_folder, monkeypatch):
+    """Wherever a notebook is that names it so."""
+    write(course_folder, {"mine.py": "import os; print(os.getcwd())", "notebooks/note.txt": ""})
+    monkeypatch.chdir(course_folder / "notebooks")
+    job = submit("mine.py")
+    assert job.wait(30) == "COMPLETED"
+    assert (job.directory / "stdout.txt").read_text() == f"{course_folder}\n"
+
+
 def test_a_module_runs_by_its_name_and_as_a_copy(around):
     write(around, PACKAGE)
     job = submit("-m pack.train --lr 1")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dlojz import course
 from dlojz.launch import QUEUE, SubmitError, asking, find, latest, queue, request, slurm, submit
 from dlojz.launch import job as job_module
 
@@ -183,8 +184,11 @@ def test_slurm_looks_for_modules_in_the_jobs_folder(script, sbatch, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", "/mine")
     sbatch('echo "$PYTHONPATH" >"$COUNT"; echo 77')
     job = submit("t.py")
-    program = job.directory / "program"
-    assert (program / "net.py").exists()
-    assert Path(os.environ["COUNT"]).read_text() == f"{program}:/mine\n"
+    assert (job.directory / "program/net.py").exists()
+    assert Path(os.environ["COUNT"]).read_text() == "/mine\n", "it is in the program's folder"
+    mine = next(iter(course.COPIED.values()))
+    script("import net", mine)
+    job = submit(mine)
+    assert Path(os.environ["COUNT"]).read_text() == f"{job.directory}:/mine\n"
     submit("dlojz/dlojz.py")
     assert Path(os.environ["COUNT"]).read_text() == "/mine\n"

@@ -75,11 +75,11 @@ def test_a_job_runs_on_a_node_with_its_flags_and_is_kept(on_slurm, script):
 
 
 def test_a_job_of_these_tests_is_forked_and_has_its_nodes_name(on_slurm, script):
-    """As `python -P` on that node: without the trainer's folder on the path."""
+    """As Python on that node: with the program's folder on the path."""
     script("# forked\nimport os, socket, sys\nprint('torch' in sys.modules, socket.gethostname())\n"
            "print(os.path.dirname(os.path.abspath(__file__)) in sys.path)")  # fmt: skip
     forked, name, has_folder = completed(submit("t.py")).split()
-    assert (forked, has_folder) == ("True", "False")
+    assert (forked, has_folder) == ("True", "True")
     assert name in ("node1", "node2")
 
 
@@ -89,6 +89,15 @@ def test_a_trainer_finds_the_modules_beside_it(on_slurm, script):
     job = submit("t.py", n_gpu=2)
     edited.write_text("name = 'after'")
     assert completed(job) == "before\nbefore\n"
+
+
+def test_a_program_has_the_current_folder_that_it_has_by_hand(on_slurm, course_folder, monkeypatch):
+    folder = course_folder.parent / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("import os; print(os.getcwd(), open('words.txt').read())")
+    (folder / "words.txt").write_text("words")
+    monkeypatch.chdir(folder)
+    assert completed(submit("train.py")) == f"{folder} words\n"
 
 
 def test_what_slurm_forgets_is_remembered(on_slurm, script, monkeypatch):

@@ -262,9 +262,8 @@ def _sbatch(run: Path, here: sites.Site, request) -> str:
     if not here.modules and not here.activate:  # otherwise the site's own Python
         env["DLOJZ_PYTHON"] = sys.executable
     env["DLOJZ_FOLDER"] = request.folder
-    if request.links or len(request.modules) > 1:  # `python -P` does not look beside the program
-        beside = [str((run / start).parent), env.get("PYTHONPATH")]
-        env["PYTHONPATH"] = ":".join(filter(None, beside))
+    if not request.folder and len(request.modules) > 1:  # `python -P` does not look beside it
+        env["PYTHONPATH"] = ":".join(filter(None, [str(run), env.get("PYTHONPATH")]))
     return send(run, run / SCRIPT, ["--export=ALL"], [str(run / start), *flags], env)
 
 
