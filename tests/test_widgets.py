@@ -293,7 +293,7 @@ def test_the_monitor_returns_at_once_and_follows_to_the_end(shown, course_folder
 
 
 def test_a_job_that_knows_no_steps_yet_is_starting(course_folder):
-    (course_folder / "t.py").write_text("")
+    (course_folder / "t.py").write_text("from dlojz.runs import log")
     job = submit("t.py")
     assert _news(launch.Now("QUEUED"), job) == "QUEUED"
     assert _news(launch.Now("RUNNING"), job) == "RUNNING: starting"
@@ -303,6 +303,11 @@ def test_a_job_that_knows_no_steps_yet_is_starting(course_folder):
     job.wait(30)
     text = _news(launch.Now("RUNNING", 0, 0), job)
     assert text.startswith("RUNNING for "), "a small experiment has no steps of training"
+
+
+def test_a_program_without_a_log_runs_for_some_time(course_folder):
+    (course_folder / "t.py").write_text("")
+    assert re.fullmatch(r"RUNNING for \d s", _news(launch.Now("RUNNING"), submit("t.py")))
 
 
 def test_the_monitor_says_what_a_job_waits_for_and_can_cancel_it(shown, course_folder):

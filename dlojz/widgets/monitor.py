@@ -67,4 +67,5 @@ def _news(now, job):
         return now.state
     if now.total is None and not outcome.is_foreign(job.directory):
         return "RUNNING: starting"
-    return f"RUNNING for {time.time() - job.status.get('started', time.time()):.0f} s"
+    seconds = time.time() - job.status.get("started", time.time())
+    return f"RUNNING for {max(0.0, seconds):.0f} s"
