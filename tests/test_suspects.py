@@ -237,7 +237,7 @@ def test_on_a_processor_there_are_no_kernels_to_accuse(tmp_path):
     (only,) = accused(tmp_path, made)
     assert only.fault == "none"
     assert only.evidence == "the processor computes for 90% of the step"
-    assert "--data synthetic" in only.settle, "workers that take the cores are in no trace"
+    assert "a batch in memory" in only.settle, "workers that take the cores are in no trace"
 
 
 def test_on_processors_too_the_last_to_reach_a_collective_is_the_straggler(tmp_path):

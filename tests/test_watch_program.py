@@ -113,10 +113,10 @@ for name, folder in json.load(sys.stdin).items():
         os.dup2(os.open(f"{folder}/out.txt", os.O_CREAT | os.O_WRONLY), 1)
         os.dup2(1, 2)
         os.environ["DLOJZ_RUN"] = folder
-        sys.argv = ["program", f"{folder}/train.py", "--flag", "1"]
+        sys.argv, sys.path[0] = ["program", "--flag", "1"], folder
         code = 0
         try:
-            program.main()
+            program.run(f"{folder}/train.py")
         except SystemExit as ending:
             code = ending.code or 0
         except BaseException:

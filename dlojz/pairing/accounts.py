@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from dlojz.course import UserError
 from dlojz.runs import log
-from dlojz.watch.account import PREFIX
 
 COUNTS = ("forwards", "backwards", "updates")
 ROUNDING, BAND = 1e-6, 4  # a loss may be so far off, and as many times what a rounding makes
@@ -17,7 +16,7 @@ OF_16_BITS = {"bfloat16": 2**-8, "float16": 2**-11}  # a rounding
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two accounts have in common, and where they differ."""
+    """The differences of two accounts."""
 
     steps: int
     work: tuple[str, ...]  # differences; () for the same work
@@ -81,7 +80,7 @@ def _format(a, b) -> str:
 
 def _steps(run) -> list[dict]:
     cases = log.read(run).cases
-    found = [case for name, case in cases.items() if name.startswith(PREFIX)]
+    found = [case for name, case in cases.items() if name.startswith(log.ACCOUNTED)]
     if not found:
         raise UserError(
             f"{run}: no training step was seen: expected backward passes and an optimizer of torch"
@@ -101,7 +100,7 @@ def _inputs(step) -> list:
 
 
 def _work(pairs, unseeded):
-    """Yield what differs, each difference once, with the first step that has it."""
+    """Yield each difference once, with the first step that has it."""
     yield from _first(pairs, _sizes_differ)
     if not unseeded:
         yield from _first(pairs, _values_differ)

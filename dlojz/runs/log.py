@@ -49,6 +49,7 @@ SCHEMA = 2
 # Steps that the Chronometer leaves out: cuDNN picks kernels, the allocator grows, workers start. It
 # waits on, up to the second number, until an update is seen: a gradient scaler skips the first.
 WARMUP_STEPS, MOST_WARMUP_STEPS = 3, 12
+ACCOUNTED = "step "  # the begin of a case's name, in an account: see `dlojz.watch.account`
 EVENTS = ("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory")
 EVENTS += ("rates", "measure", "case", "end")
 
@@ -140,7 +141,7 @@ class RunLog:
         )
 
     def program(self, device, weights, optimizers=()):
-        """Write what is known of a program that is watched, in place of `setup`."""
+        """Write the device, the weights and the optimizers of a watched program: its `setup`."""
         self._device = device
         named = {"optimizer": " and ".join(map(_named, optimizers))} if optimizers else {}
         where = {"device": str(device), "device_name": _device_name(device)}

@@ -14,7 +14,6 @@ import torch
 
 VARIABLE = "DLOJZ_ACCOUNT"  # the number of steps to keep an account of
 NUDGE = "DLOJZ_NUDGE"  # set: the first weights are off by a rounding
-PREFIX = "step "  # of the cases
 NO_SETTINGS = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 
 
@@ -24,7 +23,7 @@ def wanted() -> int:
 
 
 class Account:
-    """What one step did so far."""
+    """The account of one step so far."""
 
     def __init__(self):
         self.counts, self._batch, self._inputs, self._settings = Counter(), [], [], {}

@@ -43,7 +43,7 @@ class Marks(Chronometer):
 
 
 class Observer:
-    """What a process does, as marks. Its log begins with the first training step."""
+    """The marks of a process's deeds. Its log begins with the first training step."""
 
     def __init__(self):
         self.run = self.chrono = None
@@ -80,7 +80,7 @@ class Observer:
             self.chrono.transfer()
 
     def ended(self, loader):
-        """Note that a loader has no more batches."""
+        """Note that a loader has given its last batch."""
         if self.chrono and self._feeds() is loader:
             self._epoch += 1
 
@@ -189,7 +189,7 @@ class Observer:
         if self._steps < self._accounts:
             model = self._model and self._model()
             found = self._account.closed(model, self._values.get("loss"))
-            self.run.case(f"{account.PREFIX}{self._steps}", **found)
+            self.run.case(f"{log.ACCOUNTED}{self._steps}", **found)
         else:
             self._accounts = 0
         self._account = account.Account()
