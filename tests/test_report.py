@@ -212,6 +212,7 @@ def test_a_program_without_our_chronometer_is_reported_from_outside(script):
     assert text.startswith("run 0001: COMPLETED (no Chronometer in it)\n")
     assert "  peak memory  9.1 MB, of the largest process, on the host\n" in text
     assert "  CPU time     0.25 s, in 1.5 s\n" in text
+    assert "  steps        not measured: `dlojz watch` runs it again" in text
     assert "  | epoch 19 loss 2.3\n  in " in text
     assert text.endswith("stdout.txt")
     assert "epoch 7 " not in text
@@ -228,7 +229,7 @@ def test_a_job_that_measured_nothing_from_outside_has_no_such_lines(script):
     left = {k: v for k, v in state.items() if k not in ("peak_memory_bytes", "cpu_s")}
     (job.directory / "state.json").write_text(json.dumps(left))  # as on a cluster
     (job.directory / "outside.json").unlink()
-    assert repr(report.inspect_run(job)).splitlines()[1:] == [
+    assert repr(report.inspect_run(job)).splitlines()[2:] == [
         "",
         f"  in {job.directory}/stdout.txt",
     ]

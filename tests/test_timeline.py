@@ -152,6 +152,11 @@ def test_a_roofline_of_many_kinds_leaves_none_out():
 
 
 def test_a_run_without_a_trace_says_how_to_get_one(tmp_path):
+    program = tmp_path / "program"
+    program.mkdir()
+    (program / "trainer.py").write_text("print('a program of ones own')")
+    with pytest.raises(trace.TraceError, match="`dlojz watch` writes one of any program"):
+        trace.open_trace(program)
     with pytest.raises(trace.TraceError, match="submitted with --profile"):
         trace.open_trace(tmp_path)
 

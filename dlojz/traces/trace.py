@@ -129,10 +129,10 @@ def _files(of):
     path = path_of(of)
     if files := trace_files(path) if path.is_dir() else [path]:
         return files
-    if outcome.is_foreign(path):
+    if (path / "trainer.py").exists() and outcome.is_foreign(path):
         raise TraceError(
-            f"{path}: no trace in it, as its program is not the course's; expected a file that "
-            "torch.profiler wrote, profile.export_chrome_trace(FILE): dlojz trace FILE"
+            f"{path}: no trace in it, as its program writes none there: `dlojz watch` writes one "
+            "of any program, and `dlojz trace FILE` reads one of torch.profiler"
         )
     raise TraceError(
         f"{path}: no trace in it; was the run submitted with --profile, and has it ended?"
