@@ -53,7 +53,7 @@ def test_a_program_is_measured_from_outside(script):
     job = launch.submit("t.py")
     assert job.wait(60) == "COMPLETED", job.explain()
     seen = outside.read(job.directory)
-    assert seen.samples >= 2
+    assert seen.samples >= 1
     assert seen.seconds >= 2.5
     assert 0.5 < seen.cpu_s < 2 * seen.seconds
     assert seen.processes == 2
