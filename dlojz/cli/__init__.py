@@ -25,7 +25,7 @@ COMMANDS = {  # in the order of the help
     "trace": "the time of a step by its parts, from a profiler's trace",
     "worth": "the gain of compiling your model, and its break-even",
     "estimate": "the memory of a training step, without a GPU",
-    "pair": "two programs compared, by whole trainings with the same seeds",
+    "pair": "two programs compared: work, losses, speed; or whole trainings by seed",
     "check": "the verdict: same training, faster, by the mechanism",
     "progress": "your verdicts, predictions and answers, done and open",
     "solution": "show the trainer as it is after a step",

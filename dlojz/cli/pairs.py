@@ -7,11 +7,14 @@ from pathlib import Path
 PAIR = """\
 Each command in quotes, with its flags:
 
+  dlojz pair before.py after.py
   dlojz pair "train.py --lr 0.1" "train.py --lr 0.2" --seeds 5 --read 'accuracy: ([0-9.]+)'
 
-Both are trained with `--seed 1`, `--seed 2`, ... added. Where a program takes its seed elsewhere,
-write {seed}: "train.py seed={seed}". On a cluster trainings may run at the same time: if they write
-files, give each its own, as in "train.py --seed {seed} --out a-{seed}.pt".
+The first compares some steps of both: their work, losses and speed, and the parts of a step.
+The second compares whole trainings. Both programs are trained with `--seed 1`, `--seed 2`, ...
+added. Where one takes its seed elsewhere, write {seed}: "train.py seed={seed}". On a cluster
+trainings may run at the same time: if they write files, give each its own, as in
+"train.py --seed {seed} --out a-{seed}.pt".
 
 Trainings are kept: with --seeds 10 after --seeds 5, or with another --read, only those that are
 missing are made. The sources and flags count: if data or packages have changed, add --again.
@@ -23,7 +26,9 @@ def add(command):
     arg = command("pair", _pair, PAIR)
     arg("before", help='"train.py --lr 0.1", in quotes')
     arg("after", help="another program, or the same with other flags")
-    arg("--seeds", type=int, required=True, help="train with seeds 1 to this number, such as 5")
+    arg("--pairs", type=int, default=3, help="of timed runs of some steps (default: 3)")
+    arg("--steps", type=int, default=60, help="of each of these (default: 60)")
+    arg("--seeds", type=int, help="compare whole trainings, with seeds 1 to this number, such as 5")
     arg("--read", metavar="REGEX", help="the number: the one group of its last match in the output")
     arg("--check-seed", action="store_true", help="train before twice with seed 1: is it the same?")
     arg("--again", action="store_true", help="keep none of the earlier trainings")
@@ -36,8 +41,17 @@ def add(command):
 
 def _pair(args):
     from dlojz.pairing.seeds import by_seed
+    from dlojz.pairing.steps import by_steps
 
     where = {name: getattr(args, name) for name in ("n_gpu", "account", "module")}
+    if args.seeds is None:
+        if args.read or args.save or args.check_seed:
+            raise ValueError(
+                "--read, --save and --check-seed are for whole trainings: add --seeds 5"
+            )
+        found = by_steps(args.before, args.after, args.pairs, args.steps, args.time_max, **where)
+        print(json.dumps(found.to_dict(), indent=1) if args.json else found)
+        return 0
     options = {"time_max": args.time_max, "check_seed": args.check_seed}
     options["again"] = args.again
     found = by_seed(args.before, args.after, args.seeds, args.read, **options, **where)

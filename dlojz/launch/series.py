@@ -37,6 +37,7 @@ class Entry:
     audit: dict | None = None  # what a check keeps of it: see `dlojz.watch.auditor.begin`
     replay: "Entry | None" = None  # a run that follows, if this one succeeds, in its folder
     environment: Mapping[str, str] = field(default_factory=dict)  # beside that of the job
+    watch: bool = False  # whether our log is written of a program of any make
     fresh: bool = False  # a process of its own from the start, as a job's: it imports torch itself
     images: str = ""  # a folder of images, to be copied into the run's as IMAGES while it runs
     aside: bool = False  # small: it goes on beside those that are not
@@ -54,12 +55,13 @@ def submit(entries: Sequence[Entry], request: Request) -> Job:
     """
     every = [*entries, *(e.replay for e in entries if e.replay)]
     files, programs = {}, {}
-    for i, trainer in enumerate(dict.fromkeys(Path(e.trainer) for e in every)):
+    for i, (trainer, watch) in enumerate(dict.fromkeys((Path(e.trainer), e.watch) for e in every)):
         program = beside.program(trainer)
+        program = beside.watched(program) if watch else program
         copies = {path: f"source-{i}.{j}" for j, path in enumerate(program.copies)}
         files |= {copies[path]: content for path, content in program.copies.items()}
         found = {"start": program.start, "copies": copies, "links": dict(program.links)}
-        programs[trainer] = found | {"folder": program.folder}
+        programs[trainer, watch] = found | {"folder": program.folder}
     plan = [_planned(e, programs) for e in entries]
     files[several.PLAN] = json.dumps(plan, indent=1).encode()
     program = (several.__file__,)
@@ -69,7 +71,10 @@ def submit(entries: Sequence[Entry], request: Request) -> Job:
 
 def _planned(entry, programs):
     replay = entry.replay and _planned(entry.replay, programs)
-    return asdict(entry) | {"trainer": programs[Path(entry.trainer)], "replay": replay}
+    return asdict(entry) | {
+        "trainer": programs[Path(entry.trainer), entry.watch],
+        "replay": replay,
+    }
 
 
 def entries(job: Job) -> list[Entry]:

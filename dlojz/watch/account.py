@@ -13,13 +13,14 @@ from contextlib import suppress
 import torch
 
 VARIABLE = "DLOJZ_ACCOUNT"  # the number of steps to keep an account of
+LAST = "DLOJZ_STEPS"  # the number of steps after which the process ends
 NUDGE = "DLOJZ_NUDGE"  # set: the first weights are off by a rounding
 NO_SETTINGS = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 
 
-def wanted() -> int:
-    """Return the number of steps that this process is to keep an account of."""
-    return int(os.environ.get(VARIABLE) or 0)
+def asked(variable) -> int:
+    """Return the number in one of these variables of the environment, or 0."""
+    return int(os.environ.get(variable) or 0)
 
 
 class Account:

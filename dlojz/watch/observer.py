@@ -11,7 +11,6 @@ Nothing waits for the device but the ends of measured windows: see `chronometer`
 """
 
 import math
-import os
 import weakref
 from argparse import Namespace
 from collections import Counter
@@ -56,7 +55,8 @@ class Observer:
         self._batch, self._given = {}, Counter()  # what a loader gave, and what models were given
         self._trained = False  # the present step has a backward pass
         self._closure = False  # the present step of an optimizer began before one
-        self._accounts, self._account = account.wanted(), account.Account()
+        self._accounts, self._account = account.asked(account.VARIABLE), account.Account()
+        self._last = account.asked(account.LAST)
         self._finding = None  # a hook on all modules, until the model is found
         self._find()
 
@@ -204,6 +204,9 @@ class Observer:
         )
         if self.chrono.profiler:
             self.chrono.profiler.step()
+        if self._steps == self._last:  # as if the program ended here: its `finally` clauses run
+            self.end()
+            raise SystemExit
 
     def _validates(self):
         if self.chrono is None or self.chrono.phase in ("validation", *TRAINING[:-2]):
@@ -219,8 +222,10 @@ class Observer:
                 self.chrono.stop()
 
     def end(self, well=True):
-        """End the log of a program that has ended."""
-        if self.chrono:
+        """End the log of a program that has ended; once."""
+        global OBSERVER
+        if self.chrono and OBSERVER is self:
+            OBSERVER = None
             if self._trained and well:
                 self._end_step()
             self.flush()
@@ -250,7 +255,7 @@ class Observer:
             return  # its own hook follows
         if not private.before_compiled_call(module, on_call):
             module.register_forward_pre_hook(on_call, with_kwargs=True)
-        if os.environ.get(account.NUDGE):
+        if account.asked(account.NUDGE):
             account.nudge(module)
         self.called(module, args, {})
 

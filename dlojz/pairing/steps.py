@@ -1,0 +1,153 @@
+"""Two programs of any make, compared by their first steps: work, losses, speed, and why.
+
+All runs are one job: accounts of both (see `dlojz.watch.account`), then timed runs in the order
+before, after, after, before. Each is watched, and ended after the steps that are asked for.
+"""
+
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from dlojz import launch
+from dlojz.course import UserError
+from dlojz.launch import Request, series, sites
+from dlojz.launch.series import Entry
+from dlojz.pairing import accounts
+from dlojz.runs import outcome, stats
+from dlojz.runs.stats import EARLY_PAIRS, MARGIN_CPU, MARGIN_GPU
+from dlojz.table import Table
+from dlojz.traces import breakdown
+from dlojz.traces.trace import TraceError, open_trace
+
+SIDES = "before", "after"
+ACCOUNTS = {"before": {}, "after": {}, "nudged": {"DLOJZ_NUDGE": "1"}, "again": {}}
+ACCOUNTED, LEAST = 10, 30  # steps of an account, and at least of a timed run
+UNSEEN = (
+    "not seen: anything after these steps, accuracy (`--seeds 5` compares whole trainings), and "
+    "what a program does otherwise when it is watched"
+)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The comparison of two programs by their first steps."""
+
+    commands: tuple[str, str]
+    account: accounts.Comparison
+    speed: stats.Comparison | None  # None: a run was too short to be timed
+    parts: Table | None  # of a step, before and after; None without a trace of both
+
+    @property
+    def lines(self) -> list[str]:
+        found = [f"before: {self.commands[0]}", f"after: {self.commands[1]}", *self.account.lines]
+        speed = self.speed or "not measured: the programs ended before enough steps were timed"
+        return [*found, f"speed of after, in images: {speed}", UNSEEN]
+
+    def __repr__(self):
+        return "\n".join([*self.lines, "", repr(self.parts or "")])
+
+    def _repr_html_(self):
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self.lines)
+        return lines + (self.parts._repr_html_() if self.parts else "")
+
+    def to_dict(self) -> dict:
+        """Return all of it, for programs."""
+        speed = self.speed and {n: getattr(self.speed, n) for n in ("ratio", "low", "high", "word")}
+        rows = self.parts and [dict(zip(self.parts.head, r, strict=True)) for r in self.parts.rows]
+        account = {n: getattr(self.account, n) for n in ("steps", "work", "apart", "off", "band")}
+        return account | {"speed": speed, "parts": rows, "text": self.lines}
+
+
+def by_steps(
+    before: str, after: str, pairs: int = 3, steps: int = 60, time_max: str = "00:30:00", **where
+) -> Steps:
+    """Return the comparison of two programs, "train.py --lr 0.1", by their first steps.
+
+    pairs: of timed runs. steps: of each of these. where: n_gpu, account and module, as in
+    `launch.submit`. Raises UserError if a program fails, or does not train.
+    """
+    if steps < LEAST or pairs < 1:
+        raise UserError(f"{steps} steps, {pairs} pairs: expected at least {LEAST} and 1")
+    given = dict(zip(SIDES, map(_words, (before, after)), strict=True))
+    entries = [
+        _entry(
+            name, given.get(name, given["before"]), ACCOUNTED, {"DLOJZ_ACCOUNT": ACCOUNTED} | env
+        )
+        for name, env in ACCOUNTS.items()
+    ]
+    timed = {side: [f"{side}-{n + 1}" for n in range(pairs)] for side in SIDES}
+    for n in range(pairs):
+        for side in SIDES if n % 2 == 0 else SIDES[::-1]:
+            entries.append(_entry(timed[side][n], given[side], steps, {}))
+    request = Request(name="pair", time_max_s=sites.seconds(time_max), **where)
+    job = series.submit(entries, request)
+    folders = {}
+    for name, folder in series.as_they_end(job):
+        folders[name] = folder
+        if code := int((folder / "exit_code").read_text()):
+            job.cancel("one of its runs failed")
+            raise UserError(_failure(name, given, folder, code))
+    account = accounts.compared(*(folders[name] for name in ACCOUNTS))
+    runs = [[folders[name] for name in timed[side]] for side in SIDES]
+    return Steps((before, after), account, _speed(*runs), parts(runs[0][0], runs[1][0]))
+
+
+def _words(command):
+    trainer, flags = launch.trainer_and_flags(command)
+    return Path(trainer), tuple(flags)
+
+
+def _entry(name, words, steps, environment):
+    told = {key: str(value) for key, value in environment.items()}
+    return Entry(name, *words, environment=told | {"DLOJZ_STEPS": str(steps)}, watch=True)
+
+
+def _failure(name, given, folder, code) -> str:
+    trainer, _ = given.get(name.split("-")[0], given["before"])
+    said = outcome.tail(folder / "stderr.txt").splitlines()[-5:]
+    return "\n".join([f"{name}: {trainer} ended with exit code {code}", *said, f"in {folder}"])
+
+
+def _speed(before, after) -> stats.Comparison | None:
+    found = [[stats.summary(run) for run in runs] for runs in (before, after)]
+    if any(s.images_per_s is None for runs in found for s in runs):
+        return None
+    margin = MARGIN_GPU if all(s.on_gpu for runs in found for s in runs) else MARGIN_CPU
+    ratios = [b.images_per_s / a.images_per_s for a, b in zip(*found, strict=True)]
+    ratio, low, high, word = stats.judge(ratios, margin, EARLY_PAIRS)
+    return stats.Comparison(ratio, low, high, margin, len(ratios), word)
+
+
+def parts(before, after) -> Table | None:
+    """Return a table of the parts of a step in two runs' traces; the differences add up."""
+    try:
+        found = [breakdown.analyse(open_trace(run)) for run in (before, after)]
+    except TraceError:
+        return None
+    columns = [reading.kinds | _idle(reading) for reading in found]
+    names = dict.fromkeys([*columns[0], *columns[1]])
+    rest = [f.step_ms - sum(c.values()) for f, c in zip(found, columns, strict=True)]
+    cells = {name: [column.get(name, 0.0) for column in columns] for name in names}
+    cells |= {"overlapped, counted twice": rest} if any(abs(ms) > 0.01 for ms in rest) else {}
+    order = sorted(cells.items(), key=lambda item: item[1][1] - item[1][0])
+    order.append(("a step, under the profiler", [f.step_ms for f in found]))
+    rows = [(n, f"{a:.2f}", f"{b:.2f}", f"{b - a:+.2f}") for n, (a, b) in order]
+    rows.append(("launches", *(f"{f.launches:,.0f}" for f in found), ""))
+    if None not in (cores := [f.tensor_cores for f in found]):
+        rows.append(("products on tensor cores", *(f"{share:.0%}" for share in cores), ""))
+    own = [stats.summary(run) for run in (before, after)]
+    for what, unit in (("peak_memory_bytes", 1e9), ("energy_per_image_j", 1)):
+        if None not in (values := [getattr(s, what) for s in own]):
+            name = "peak memory, GB" if unit > 1 else "joules of an image"
+            rows.append((name, *(f"{value / unit:.3g}" for value in values), ""))
+    return Table(("", "before, ms", "after, ms", "difference"), rows, "<>>>")
+
+
+def _idle(reading) -> dict[str, float]:
+    return {f"waits: {cause}": ms for cause, ms in reading.idle.items()}
+
+
+def on_runs(before, after) -> str:
+    """Return what two watched runs, which there are already, have in common: time and parts."""
+    found = _speed([before], [after])
+    return "\n".join([f"speed of after, in images: {found}", "", repr(parts(before, after) or "")])
