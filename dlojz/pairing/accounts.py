@@ -110,15 +110,15 @@ def _work(pairs, unseeded):
     first, second = pairs[0]
     if first["autocast"] != second["autocast"]:
         yield f"autocast: {first['autocast']}, then {second['autocast']}"
-    for name in ("parameters", "formats"):
+    for name in ("parameters", "formats", "layouts"):
         if first[name] != second[name]:
             told = [_plain(side[name]) for side in (first, second)]
-            yield f"{name} of the model: {told[0]}, then {told[1]}"
+            yield f"{name} of the model's weights: {told[0]}, then {told[1]}"
 
 
 def _plain(value):
     if isinstance(value, dict):
-        return " and ".join(f"{count} tensors of {name}" for name, count in value.items())
+        return " and ".join(f"{count} of {name}" for name, count in value.items())
     return f"{value:,}"
 
 

@@ -4,6 +4,7 @@ All runs are one job: accounts of both (see `dlojz.watch.account`), then timed r
 before, after, after, before. Each is watched, and ended after the steps that are asked for.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -89,7 +90,7 @@ def by_steps(
             raise UserError(_failure(name, given, folder, code))
     account = accounts.compared(*(folders[name] for name in ACCOUNTS))
     runs = [[folders[name] for name in timed[side]] for side in SIDES]
-    return Steps((before, after), account, _speed(*runs), parts(runs[0][0], runs[1][0]))
+    return Steps((before, after), account, _speed(*runs), parts(*runs))
 
 
 def _words(command):
@@ -119,23 +120,26 @@ def _speed(before, after) -> stats.Comparison | None:
 
 
 def parts(before, after) -> Table | None:
-    """Return a table of the parts of a step in two runs' traces; the differences add up."""
-    try:
-        found = [breakdown.analyse(open_trace(run)) for run in (before, after)]
-    except TraceError:
+    """Return a table of the parts of a step: of the runs of each side, the one with the shortest.
+
+    The differences add up. None without a trace of both.
+    """
+    found = [_shortest(runs) for runs in (before, after)]
+    if None in found:
         return None
-    columns = [reading.kinds | _idle(reading) for reading in found]
+    columns = [reading.kinds | _idle(reading) for _, reading in found]
+    ends = [reading.step_ms for _, reading in found]
+    rest = [ms - sum(column.values()) for ms, column in zip(ends, columns, strict=True)]
     names = dict.fromkeys([*columns[0], *columns[1]])
-    rest = [f.step_ms - sum(c.values()) for f, c in zip(found, columns, strict=True)]
     cells = {name: [column.get(name, 0.0) for column in columns] for name in names}
     cells |= {"overlapped, counted twice": rest} if any(abs(ms) > 0.01 for ms in rest) else {}
     order = sorted(cells.items(), key=lambda item: item[1][1] - item[1][0])
-    order.append(("a step, under the profiler", [f.step_ms for f in found]))
+    order.append(("a step, under the profiler", ends))
     rows = [(n, f"{a:.2f}", f"{b:.2f}", f"{b - a:+.2f}") for n, (a, b) in order]
-    rows.append(("launches", *(f"{f.launches:,.0f}" for f in found), ""))
-    if None not in (cores := [f.tensor_cores for f in found]):
+    rows.append(("launches", *(f"{reading.launches:,.0f}" for _, reading in found), ""))
+    if None not in (cores := [reading.tensor_cores for _, reading in found]):
         rows.append(("products on tensor cores", *(f"{share:.0%}" for share in cores), ""))
-    own = [stats.summary(run) for run in (before, after)]
+    own = [stats.summary(run) for run, _ in found]
     for what, unit in (("peak_memory_bytes", 1e9), ("energy_per_image_j", 1)):
         if None not in (values := [getattr(s, what) for s in own]):
             name = "peak memory, GB" if unit > 1 else "joules of an image"
@@ -143,11 +147,14 @@ def parts(before, after) -> Table | None:
     return Table(("", "before, ms", "after, ms", "difference"), rows, "<>>>")
 
 
+def _shortest(runs):
+    """Return the run whose traced step is the shortest, with its reading; None without a trace."""
+    found = []
+    for run in runs:
+        with suppress(TraceError):
+            found.append((run, breakdown.analyse(open_trace(run))))
+    return min(found, key=lambda pair: pair[1].step_ms, default=None)
+
+
 def _idle(reading) -> dict[str, float]:
     return {f"waits: {cause}": ms for cause, ms in reading.idle.items()}
-
-
-def on_runs(before, after) -> str:
-    """Return what two watched runs, which there are already, have in common: time and parts."""
-    found = _speed([before], [after])
-    return "\n".join([f"speed of after, in images: {found}", "", repr(parts(before, after) or "")])

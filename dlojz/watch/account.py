@@ -12,6 +12,8 @@ from contextlib import suppress
 
 import torch
 
+from dlojz.watch import readings
+
 VARIABLE = "DLOJZ_ACCOUNT"  # the number of steps to keep an account of
 LAST = "DLOJZ_STEPS"  # the number of steps after which the process ends
 NUDGE = "DLOJZ_NUDGE"  # set: the first weights are off by a rounding
@@ -68,6 +70,7 @@ class Account:
             "weights": sum(norm**2 for norm in norms) ** 0.5,
             "parameters": sum(w.numel() for w in weights),
             "formats": dict(Counter(_name(w.dtype) for w in weights)),
+            "layouts": dict(Counter(filter("any".__ne__, map(readings.layout, weights)))),
         }
 
 
