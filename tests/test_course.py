@@ -271,7 +271,7 @@ MAY_IMPORT = {
     "figures": {"course", "runs", "table", "traces"},
     "check": {"course", "images", "launch", "machine", "runs", "table"},
     "classroom": {"course", "figures", "launch", "machine", "runs", "table"},
-    "pairing": {"course", "figures", "launch", "runs", "table"},
+    "pairing": {"course", "figures", "launch", "runs", "table", "traces"},
     "widgets": {"classroom", "course", "figures", "launch", "runs", "table"},
     "race": {
         "course",

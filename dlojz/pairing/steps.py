@@ -85,7 +85,7 @@ def by_steps(
     folders = {}
     for name, folder in series.as_they_end(job):
         folders[name] = folder
-        if code := int((folder / "exit_code").read_text()):
+        if code := int((folder / "exit_code").read_bytes()):
             job.cancel("one of its runs failed")
             raise UserError(_failure(name, given, folder, code))
     account = accounts.compared(*(folders[name] for name in ACCOUNTS))
