@@ -31,14 +31,12 @@ from dlojz.watch import account
 
 MEASURED = 12  # steps that are timed before some are profiled
 SCHEDULE = {"wait": log.WARMUP_STEPS + MEASURED, "warmup": 1, "active": 2, "repeat": 1}
-TRAINING = ("transfer", "forward", "backward", "update")
 
 
 class Marks(Chronometer):
     """The marks of a program that knows nothing of them: any order is right."""
 
-    ANY = frozenset(("data", *TRAINING, "validation", "idle", "stopped"))
-    FOLLOWS = dict.fromkeys(ANY, ANY)
+    FOLLOWS = dict.fromkeys(Chronometer.FOLLOWS, Chronometer.FOLLOWS.keys())
 
 
 class Observer:
@@ -169,9 +167,7 @@ class Observer:
         self._place = device, weights
         self.run.program(device, weights)
         self.chrono = Marks(device, self.run)
-        if not (
-            private.is_profiling() or self._accounts
-        ):  # the program's own would fail beside ours
+        if not (private.is_profiling() or self._accounts):  # one profiler at a time
             self.chrono.profiler = torch.profiler.profile(
                 schedule=torch.profiler.schedule(**SCHEDULE),
                 on_trace_ready=self.run.save_trace,
@@ -196,12 +192,8 @@ class Observer:
         given = (self._feeds() and self._batch) or self._given
         values = {"images": 0, "lr": self._lr, "loss": math.nan} | given | self._values
         self.chrono.next_iter(**place, **values)
-        self._steps, self._given, self._values, self._trained = (
-            self._steps + 1,
-            Counter(),
-            {},
-            False,
-        )
+        self._steps += 1
+        self._given, self._values, self._trained = Counter(), {}, False
         if self.chrono.profiler:
             self.chrono.profiler.step()
         if self._steps == self._last:  # as if the program ended here: its `finally` clauses run
@@ -209,8 +201,8 @@ class Observer:
             raise SystemExit
 
     def _validates(self):
-        if self.chrono is None or self.chrono.phase in ("validation", *TRAINING[:-2]):
-            return
+        if self.chrono is None or self.chrono.phase in ("validation", "transfer", "forward"):
+            return  # not begun, or a teacher's part in a training step
         if self._trained:
             self._end_step()
         self.chrono.validation()
