@@ -5,6 +5,7 @@ Most studies here have a trainer that trains nothing: jobs, logs and workers are
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from conftest import fill
 from dlojz import launch
 from dlojz.chapters import n13_search as n13
 from dlojz.chapters.n13_search import exercise, journal, worker
+from dlojz.chapters.n13_search import study as studies
 from dlojz.check import CheckError, check
 from dlojz.check.exercise import State
 from dlojz.jobs import processes
@@ -136,12 +138,17 @@ WRONG = {  # by hint: name, and what to replace
         "the first epoch": {REPORT: REPORT + "        return accuracy\n"},
         "after a while": {
             EPOCHS: "    import time\n    for epoch, accuracy in worker.epochs(job):\n",
-            PRUNE: PRUNE + "        if epoch == 1:\n            break\n",
+            PRUNE: PRUNE + "        if epoch == 2:\n            break\n",
         },
     },
+    "rounded": {
+        "three decimals": {"--lr {lr}": "--lr {lr:.3f}"},
+        "zero for some": {"--lr {lr}": "--lr {lr:.1f}"},
+        "a few digits": {"--wd {wd}": "--wd {wd:.4g}"},
+    },
     "flags": {
-        "two digits": {"--lr {lr}": "--lr {lr:.1f}"},
         "one was forgotten": {" --wd {wd}": ""},
+        "one for another": {"--wd {wd}": "--wd {lr}"},
     },
     "seed": {"the number of the trial": {"--wd {wd}": "--wd {wd} --seed {trial.number}"}},
     "budget": {
@@ -168,12 +175,16 @@ WRONG = {  # by hint: name, and what to replace
             '    return log.read(job).epochs[-1]["train_accuracy"]\n'
         }
     },
-    "reports": {"in percent": {"report(accuracy,": "report(100 * accuracy,"}},
+    "reports": {
+        "in percent": {"report(accuracy,": "report(100 * accuracy,"},
+        "epochs from zero": {"report(accuracy, epoch)": "report(accuracy, epoch - 1)"},
+    },
     "left": {"the job goes on": {CANCEL: ""}},
     "unpruned": {"nobody is asked": {ASK + CANCEL + PRUNE: ""}},
     "again": {
         "one run": {SEEDS: "for seed in (1,)]"},
         "other flags": {FLAGS: FLAGS.replace("{value}", "{value / 2}")},
+        "rounded flags": {FLAGS: FLAGS.replace("{value}", "{value:.3g}")},
     },
     "again-seeds": {"the seed of the search": {"--seed {seed}": "--seed 0"}},
     "judge": {"the same images": {" --data {data}": ""}},
@@ -189,14 +200,11 @@ RIGHT = {
         LR: 'trial.suggest_categorical("lr", [0.003, 0.01, 0.03, 0.1, 0.3])',
         "TPESampler(n_startup_trials=5, seed=seed)": "RandomSampler(seed)",
     },
-    "epochs from one, by Hyperband": {
-        "report(accuracy, epoch)": "report(accuracy, epoch + 1)",
-        "SuccessiveHalvingPruner(min_resource=1, ": "HyperbandPruner(1, 4, ",
-    },
-    "one rate only, with a few digits": {
+    "by Hyperband": {"SuccessiveHalvingPruner(min_resource=1, ": "HyperbandPruner(1, 4, "},
+    "one rate only": {
         '    mom = trial.suggest_float("mom", 0.5, 0.99)\n'
         '    wd = trial.suggest_float("wd", 1e-5, 1e-2, log=True)\n': "",
-        SUBMIT: 'worker.submit(trial, f"--lr {lr:.4g}")',
+        SUBMIT: 'worker.submit(trial, f"--lr {lr}")',
     },
     "five seeds, and an error that cancels": {
         "(1, 2, 3)": "range(7, 12)",
@@ -226,6 +234,23 @@ def judged(folder, edits, again=True, **more):
     if again:
         n13.again("search.py", study, "unseen")
     return check("13_search", study)
+
+
+def test_rungs_are_epochs_done_and_the_last_one_stops_nothing(quick):
+    halving = "SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)"
+    every = {halving: "ThresholdPruner(lower=2)", ASK: "        if asked(trial):\n"}
+    every["\n\ndef again("] = """
+
+def asked(trial):
+    stop = trial.should_prune()
+    trial.set_user_attr("stops", [*trial.user_attrs.get("stops", ()), stop])
+    return False
+
+
+def again("""
+    (trial,) = search(quick, every, trials=1, workers=1).found
+    assert [*trial.intermediate_values] == [1, 2, 3, 4]
+    assert trial.user_attrs["stops"] == [True, True, True, False]
 
 
 def test_each_hint_has_a_wrong_answer():
@@ -310,6 +335,12 @@ def test_the_trial_of_a_killed_worker_is_run_again_by_another(quick):
     assert check("13_search", study).part(exercise.TRIALS) == State.PASSED
 
 
+def test_the_epochs_of_running_trials_are_shown(quick):
+    with searching(quick, trials=1, workers=1) as (_, study):
+        until(lambda: any(each.last_step for each in study.found))
+        assert re.fullmatch(r"trial 0: [1-4] epochs", studies._going(study.found))
+
+
 def test_workers_end_with_the_process_that_waits_for_them(quick):
     with searching(quick, trials=4) as (process, study):
         process.kill()
@@ -327,6 +358,7 @@ def test_an_interrupted_search_cancels_its_jobs_and_goes_on_later(quick):
         assert nothing_goes_on(study)
     (given_up, waiting) = study.found
     assert (given_up.state.name, waiting.state.name) == ("FAIL", "WAITING")
+    assert [row[1] for row in study.trials.rows] == ["interrupted", "waiting"]
     assert search(quick, trials=2, flags="--pace 0.4").found[1].params == given_up.params
 
 

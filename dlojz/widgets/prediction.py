@@ -76,6 +76,8 @@ class Score:
             return f"not {self.how}"
         if found == 0:
             return "there was none"
+        if found < 0:
+            return "the other way round"
         factor = max(predicted / found, found / predicted)
         if factor <= 1.1:
             return "★★★ within 10 %"

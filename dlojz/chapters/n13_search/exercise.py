@@ -25,7 +25,8 @@ SPACE, TRIALS, PRUNING, AGAIN = "suggestions", "trials", "pruning", "the best tr
 PARTS = (SPACE, TRIALS, PRUNING, AGAIN)
 FEW, RUNS = 4, 3  # at least: ended trials of a study, and runs of the best one
 DECADE = 10  # a range whose ends differ by a larger factor is searched by the logarithm
-ROUNDED = 0.01  # of a flag: f"{lr:.3g}" is near enough
+SAME = 1e-6  # of a flag: it is a suggestion, and not a rounded one
+POWER = 0.01  # of the slope of a flag that is a power of a suggestion
 EQUAL = 1e-6  # accuracies
 SLACK_S = 1.0  # between the clocks of a worker and of a job
 OTHERS = {"data", "seed", "epochs"}  # flags with a finding of their own
@@ -51,7 +52,7 @@ class Trial:
     value: float
     params: dict
     scales: dict  # by parameter: see `_scale`
-    reports: list
+    reports: dict  # accuracies, by epoch
     ended: float
     run: Run | None
 
@@ -116,7 +117,7 @@ def _trial(study, trial) -> Trial:
         math.nan if trial.value is None else trial.value,
         trial.params,
         {name: _scale(each) for name, each in trial.distributions.items()},
-        [value for _, value in sorted(trial.intermediate_values.items())],
+        dict(sorted(trial.intermediate_values.items())),
         trial.datetime_complete.timestamp(),
         _run(job) if job else None,
     )
@@ -169,7 +170,7 @@ def _differing(flags: list[dict]) -> set[str]:
 
 def _near(a, b) -> bool:
     if isinstance(a, float) and isinstance(b, float | int):
-        return math.isclose(a, b, rel_tol=ROUNDED)
+        return math.isclose(a, b, rel_tol=SAME)
     return a == b
 
 
@@ -240,7 +241,7 @@ def _suggested(name, trials) -> bool:
         with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
             points = sorted((params[each], math.log(value)) for params, value in pairs)
             slopes = [(b - y) / (a - x) for (x, y), (a, b) in pairwise(points)]
-            if max(slopes) - min(slopes) < ROUNDED * max(map(abs, slopes)):
+            if max(slopes) - min(slopes) < POWER * max(map(abs, slopes)):
                 return True
     return False
 
@@ -256,19 +257,29 @@ def _trials(seen):
         wrong = {n: text for n, (text, why) in ends.items() if why == hint}
         yield _row(TRIALS, what, wrong, "none is complete", hint)
     judged = {n: t for n, t in seen.complete.items() if not ends[n][1]}
-    wrong = {
-        n: f"{name} {number(value)} was suggested, and {number(t.run.flags[name])} used"
-        for n, t in judged.items()
-        for name, value in t.params.items()
-        if name in t.run.flags and not _near(value, t.run.flags[name])
-    }
-    yield _row(TRIALS, "flags", wrong, "as suggested", "flags")
+    wrong = {"rounded": {}, "flags": {}}
+    for name in {name for t in judged.values() for name in t.params}:
+        pairs = {n: (t.params.get(name), t.run.flags.get(name)) for n, t in judged.items()}
+        found = {n: own for n, own in pairs.items() if None not in own and not _near(*own)}
+        hint = "rounded" if all(_is_rounded(*own) for own in found.values()) else "flags"
+        for n, own in found.items():
+            text = "{} {!r} was suggested, and {!r} used".format(name, *own)
+            wrong[hint].setdefault(n, text)
+    for hint, found in wrong.items():
+        yield _row(TRIALS, "flags", found, "as suggested", hint)
     for name, hint in (("seed", "seed"), ("epochs", "budget"), ("data", "images")):
         every = {n: t.run.flags for n, t in seen.trials.items() if t.run and t.run.flags}
         values = {n: f"{name} {flags.get(name)}" for n, flags in every.items()}
         wrong = values if len({*values.values()}) > 1 else {}
         yield _row(TRIALS, name, wrong, "the same in all", hint)
     yield from _values(judged)
+
+
+def _is_rounded(value, used) -> bool:
+    """Return whether a flag is a suggestion with fewer digits, such as {lr:.3f}."""
+    return isinstance(value, float) and any(
+        float(f"{value:.{digits}{form}}") == used for digits in range(17) for form in "fg"
+    )
 
 
 def _end(run) -> tuple[str, str]:
@@ -296,9 +307,12 @@ def _values(judged):
             hint = "value" if not near else "best-epoch" if best and all_told else "early"
             text = f"{_percent(trial.value)}, after the last epoch {_percent(accuracies[-1])}"
             wrong[hint][n] = text
-        pairs = [*zip(trial.reports, accuracies, strict=False)]
-        if len(trial.reports) < len(accuracies) or any(abs(a - b) > EQUAL for a, b in pairs):
-            wrong["reports"][n] = ", ".join(map(number, trial.reports)) or "nothing"
+        logged = dict(enumerate(accuracies, 1))
+        if trial.reports.keys() != logged.keys() or any(
+            abs(trial.reports[epoch] - accuracy) > EQUAL for epoch, accuracy in logged.items()
+        ):
+            told = (f"{number(value)} after {epoch}" for epoch, value in trial.reports.items())
+            wrong["reports"][n] = ", ".join(told) or "nothing"
     for hint, found in wrong.items():
         what = "reports" if hint == "reports" else "accuracy of a trial"
         right = "as in its log: each epoch" if hint == "reports" else "that of its last epoch"

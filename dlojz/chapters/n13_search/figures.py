@@ -2,23 +2,31 @@
 
 import math
 import statistics
+import warnings
+from contextlib import contextmanager
 from functools import partial
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from dlojz.chapters.n13_search.recorded import (
     PRUNERS,
     SAMPLERS,
     TOP,
+    as_optuna,
     cases,
     is_complete,
     kinds,
     last,
     lost,
+    parameters,
     searches,
     stopped,
     unpruned,
+    winning,
 )
+from dlojz.chapters.n13_search.study import find
 from dlojz.figures import drawing, paired
 from dlojz.figures.drawing import entitle
 from dlojz.figures.report import PALETTE, SERIES
@@ -40,15 +48,20 @@ def spread(values, sign: str = "") -> str:
 
 
 def winners(run) -> Table:
-    """Return a table of the winners: means over the repeats, with their 95 % intervals."""
-    rows = []
+    """Return a table of the winners: means over the repeats, with 95 % intervals of three or more.
+
+    Its second column has a number for each repeat: equal ones are the same trial.
+    """
+    rows, numbers = [], {every[0].winner: n for n, every in enumerate(winning(run), 1)}
     for found in kinds(run).values():
-        trials = statistics.fmean(len(search.trials) for search in found)
+        counts = [len(search.trials) for search in found]
+        trials = " to ".join(map(str, sorted({min(counts), max(counts)})))
         fresh = (spread(search.fresh(what) for search in found) for what in ("accuracy", "unseen"))
         selected = spread(last(search.best) for search in found)
-        rows.append((found[0].title, f"{trials:.0f}", selected, *fresh))
-    head = ("study", "trials", "selected (%)", "fresh seeds (%)", "unseen images (%)")
-    return Table(head, rows, "<>>>>")
+        won = ", ".join(str(numbers[search.winner]) for search in found)
+        rows.append((found[0].title, won, trials, selected, *fresh))
+    head = ("study", "winners", "trials", "selected (%)", "fresh seeds (%)", "unseen images (%)")
+    return Table(head, rows, "<>>>>>")
 
 
 def _setting(run, marks="") -> str:
@@ -88,7 +101,8 @@ def plot_budgets(run, axes=None):
         drawing.legend(axes[-1], 1, (1, 0), loc="lower right", fontsize=8)
         repeats = len({search.repeat for search in searches(run)})
         marks = f"Bands: {repeats} repeats; diamonds: fresh seeds, unseen images. "
-        entitle(axes[0], _budgets_text(found), _setting(run, marks))
+        text = f"{_winners_text(run)}. They reach, with fresh seeds on unseen images,"
+        entitle(axes[0], f"{text}{_budgets_text(found)}", _setting(run, marks))
     return axes
 
 
@@ -104,10 +118,10 @@ def _plot_budget(ax, every, end, shift):
     ax.fill_between(at, lines.min(0), lines.max(0), color=colour, alpha=0.15, lw=0)
     ax.plot(at, lines.mean(0), color=colour, label=f"{label}: best so far")
     again = [search.fresh("unseen") for search in every]
-    half = half_width(again) if len(again) >= SEVERAL else 0
     look = {"color": colour, "marker": "D", "ms": 6, "mec": "white", "capsize": 3, "ls": ""}
     x = (1.05 + 0.06 * shift) * end
-    ax.errorbar(x, statistics.fmean(again), half, label=f"{label}: winner again", **look)
+    look["label"] = f"{label}: winner again"
+    ax.errorbar(x, statistics.fmean(again), _interval(again), **look)
 
 
 def _beside_random(found, name):
@@ -116,12 +130,13 @@ def _beside_random(found, name):
         {s.repeat: s.fresh("unseen") for s in found.get((n, "none"), [])} for n in ("random", name)
     )
     difference = paired.difference(clean, own)
-    return paired.words(difference) if name != "random" and difference else ""
+    told = name != "random" and difference
+    return f"winners beside random search's:\n{paired.words(difference)}" if told else "\n"
 
 
 def _budgets_text(found):
     """Return the accuracy of the winners, without and with Hyperband."""
-    lines = []
+    lines = ""
     for pruner, title in PRUNERS.items():
         again = {
             every[0].sampler: statistics.fmean(s.fresh("unseen") for s in every)
@@ -129,8 +144,8 @@ def _budgets_text(found):
             if key[1] == pruner
         }
         told = ", ".join(f"{SAMPLERS[name]} {percent:.1f} %" for name, percent in again.items())
-        lines.append(f"Winners of the same budget, {title}: {told}")
-    return "\n".join(lines)
+        lines += f"\n{title}: {told}"
+    return lines
 
 
 # The stopped trials ------------------------------------------------------------------------------
@@ -142,7 +157,10 @@ def plot_stopped(run, axes=None):
     Red: a stopped trial that would have ended among the best three.
     """
     found = stopped(run)
-    ended = [t for trials in found.values() for t in trials if not is_complete(t)]
+    ended = {}  # by parameters: two samplers can begin with the same trial
+    for trial in (t for trials in found.values() for t in trials if not is_complete(t)):
+        ended[parameters(trial)] = trial["top"] or ended.get(parameters(trial), False)
+    chance = 100 / summary(run).arguments["classes"]
     with drawing.axes(axes, (11, 4.4), shape=(1, len(found)), sharey=True) as axes:
         for ax, (name, trials) in zip(axes, found.items(), strict=True):
             for trial in sorted(trials, key=lambda trial: (trial["top"], is_complete(trial))):
@@ -153,13 +171,14 @@ def plot_stopped(run, axes=None):
                 f"{SAMPLERS[name]}: {len(own)} of {len(trials)} stopped, {good} of the best {TOP}"
             )
             drawing.caption(ax, text)
+            ax.axhline(chance, color=GREY, ls="--", lw=1, label=f"chance: {chance:.0f} %")
             ax.set(xlabel="epoch", xticks=range(1, len(trials[0]["whole"]) + 1))
         axes[0].set_ylabel("validation accuracy (%)")
         named = {}
         for ax in axes:
             named |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
         drawing.legend(axes[0], 1, (0, 1), named, loc="upper left", fontsize=8)
-        text = f"Hyperband stopped {len(ended)} trials of a repeat: {sum(t['top'] for t in ended)} "
+        text = f"Hyperband stopped {len(ended)} trials of the first repeat: {sum(ended.values())} "
         entitle(axes[0], f"{text}would have ended in the best {TOP} of a study", _setting(run))
     return axes
 
@@ -179,7 +198,10 @@ def _plot_curve(ax, trial):
 
 
 def plot_noise(run, ax=None):
-    """Draw the accuracies of one trial with several seeds beside those of different trials."""
+    """Draw the accuracies of one trial with several seeds beside those of different trials.
+
+    Bar: the mean, and one standard deviation of a single training on each side.
+    """
     winner = max(unpruned(run), key=lambda search: last(search.best))
     rows = {
         "the defaults, {} seeds": [100 * case["accuracy"] for case in cases(run, "default")],
@@ -188,46 +210,104 @@ def plot_noise(run, ax=None):
     }
     with drawing.axes(ax, (9, 3.4), "x") as ax:
         for at, (values, colour) in enumerate(zip(rows.values(), SERIES, strict=False)):
-            _plot_mean(ax, at, values, colour)
-            text = f"sd {statistics.stdev(values):.1f}"
-            ax.text(max(values), at - 0.2, text, ha="right", color=colour, fontsize=9)
+            sd = statistics.stdev(values)
+            _plot_mean(ax, at, values, colour, sd)
+            right = max(*values, statistics.fmean(values) + sd)
+            ax.text(right, at, f"   sd {sd:.1f}", va="center", color=colour, fontsize=9)
         drawing.rows(ax, [title.format(len(values)) for title, values in rows.items()])
         ax.set(xlabel="validation accuracy (%)", ylim=(2.5, -0.5))
+        ax.margins(x=0.12)
         _, seeds, trials = rows.values()
-        best, second = sorted(trials)[:-3:-1]
-        text = f"One trial, {len(seeds)} seeds: sd {statistics.stdev(seeds):.1f} points\nThe best "
-        text += f"two of {len(trials)} trials are {best - second:.1f} points apart"
-        entitle(ax, text, _setting(run))
+        sd, (best, second) = statistics.stdev(seeds), sorted(trials)[:-3:-1]
+        text = f"One trial, {len(seeds)} seeds: sd {sd:.1f} points, of a difference "
+        text += f"{2**0.5 * sd:.1f}\nThe best two of {len(trials)} trials are "
+        text += f"{best - second:.1f} points apart"
+        entitle(ax, text, _setting(run, "Dots: trainings; bars: mean ± one sd. "))
     return ax
 
 
 def plot_curse(run, ax=None):
-    """Draw the accuracy with which winners won beside that of their fresh seeds."""
-    found = kinds(run)
+    """Draw the accuracy of winners with fresh seeds over that with which they won.
+
+    Diamond: a trial that won, in one search or in several; dots: its seeds.
+    """
+    found = winning(run)
     default = statistics.fmean(100 * case["accuracy"] for case in cases(run, "default"))
-    with drawing.axes(ax, (9, 1.9 + 0.5 * len(found)), "x") as ax:
-        for at, every in enumerate(found.values()):
-            _plot_mean(ax, at - 0.15, [last(s.best) for s in every], GREY, "as it won")
-            fresh = [search.fresh() for search in every]
-            _plot_mean(ax, at + 0.15, fresh, SERIES[0], "again, with fresh seeds")
-        ax.axvline(default, color=RED, ls="--", lw=1, label="the defaults")
-        drawing.rows(ax, [every[0].title for every in found.values()])
-        ax.set_xlabel("validation accuracy (%)")
-        drawing.legend(ax, 3, (0, 1))
-        gain = statistics.fmean(search.fresh() for search in searches(run)) - default
-        text = f"Winners, trained again: {spread((-points for points in lost(run)), '+')} points"
-        text += f"; still {gain:.1f} above the defaults"
-        entitle(ax, text, _setting(run, "Dots: repeats; bars: 95 % interval. "))
+    with drawing.axes(ax, (9, 4.4), "both") as ax:
+        for every in found:
+            _plot_winner(ax, every)
+        at = statistics.fmean(last(search.best) for search, *_ in found)
+        ax.axline((at, at), slope=1, color=GREY, ls="--", lw=1, label="as it won")
+        ax.axhline(default, color=RED, ls="--", lw=1, label="the defaults")
+        ax.set(xlabel="accuracy as it won (%)", ylabel="with fresh seeds (%)")
+        ax.margins(x=0.15)
+        drawing.legend(ax, 4, (0, 1))
+        gain = statistics.fmean(search.fresh() for search, *_ in found) - default
+        gained = spread((-points for points in lost(run)), "+")
+        text = f"{_winners_text(run)}\nTrained again, on average: {gained} points; "
+        text += f"{gain:.1f} above the defaults"
+        entitle(ax, text, _setting(run, "± 95 % interval over the winners. "))
     return ax
 
 
-def _plot_mean(ax, at, values, colour, label=None):
+def _plot_winner(ax, searches):
+    search, x = searches[0], last(searches[0].best)
+    seeds = [100 * case["accuracy"] for case in search.again]
+    ax.plot([x] * len(seeds), seeds, "o", ms=4, color=SERIES[0], alpha=0.4, mew=0, label="a seed")
+    look = {"color": SERIES[0], "mec": "white", "label": "a winner's mean"}
+    ax.plot(x, search.fresh(), "D", ms=7, **look)
+    if len(searches) > 1:
+        place = {"xytext": (8, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
+        ax.annotate(f"won {len(searches)} searches", (x, search.fresh()), **place)
+
+
+def _winners_text(run):
+    """Return how many searches there are, and how many winners."""
+    return f"{len(searches(run))} searches chose {len(winning(run))} different trials"
+
+
+def _plot_mean(ax, at, values, colour, half):
+    """Draw values as dots, and their mean, with a bar of this length on each side."""
     mean = statistics.fmean(values)
-    if len(values) >= SEVERAL:
-        half = half_width(values)
-        ax.plot((mean - half, mean + half), (at, at), color=colour, lw=4, alpha=0.3)
+    ax.plot((mean - half, mean + half), (at, at), color=colour, lw=4, alpha=0.3)
     ax.plot(values, [at] * len(values), "o", ms=4, color=colour, alpha=0.5, mew=0)
-    ax.plot(mean, at, "D", ms=5, color=colour, mec="white", label=label)
+    ax.plot(mean, at, "D", ms=5, color=colour, mec="white")
+
+
+# Optuna's own figures ----------------------------------------------------------------------------
+
+
+@contextmanager
+def _optunas():
+    """Yield Optuna's plots, and undo the style that they set for all figures."""
+    import optuna
+    from optuna.visualization import matplotlib as plots
+
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield plots
+
+
+def plot_study(study=None):
+    """Draw the trials of a study over time, and their curves; return both axes.
+
+    study: itself, or its name; by default the newest.
+    """
+    found = find(study).optuna
+    with _optunas() as plots:
+        axes = plots.plot_timeline(found), plots.plot_intermediate_values(found)
+        axes[1].set(xlabel="epochs", ylabel="validation accuracy (%)")
+        axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[1].yaxis.set_major_formatter(PercentFormatter(1, symbol=""))
+    return axes
+
+
+def plot_mattered(run):
+    """Draw how much each parameter matters, and all trials over each of them; return all axes."""
+    known, name = as_optuna(run), "accuracy (%)"
+    with _optunas() as plots:
+        importances = plots.plot_param_importances(known, target_name=name)
+        return importances, *plots.plot_slice(known, target_name=name)
 
 
 # The larger model --------------------------------------------------------------------------------
@@ -240,30 +320,56 @@ def plot_transfer(run, axes=None):
     models = small, larger = of["model"], of["larger"]
     trials = [[c for c in every if (c["phase"], c["model"]) == ("trial", m)] for m in models]
     x, y = ([last(case) for case in own] for own in trials)
-    origins = {f"best of {small}": small, "its own best": larger, "the defaults": "default"}
-    again = [[c for c in every if c.get("of") == origin] for origin in origins.values()]
+    best, again = x.index(max(x)), _again(every, small, larger)
     with drawing.axes(axes, (11, 4.2), "both", (1, 2), width_ratios=(1, 1.2)) as axes:
         left, right = axes
         left.plot(x, y, "o", color=SERIES[0], alpha=0.7)
-        best = x.index(max(x))
-        left.plot(x[best], y[best], "D", ms=8, color=SERIES[1], label=f"best of {small}")
+        left.plot(x[best], y[best], "o", ms=11, mfc="none", mec=SERIES[1], mew=1.5)
+        place = {"xytext": (-9, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+        left.annotate(f"best of {small}", (x[best], y[best]), color=SERIES[1], fontsize=9, **place)
         left.set(xlabel=f"{small}: accuracy (%)", ylabel=f"{larger}: accuracy (%)")
-        drawing.legend(left, 1, (0, 1), loc="upper left", fontsize=8)
-        for at, (own, colour) in enumerate(zip(again, SERIES[1:], strict=False)):
-            values = [last(case) for case in own]
-            _plot_mean(right, at, values, colour)
+        for at, (own, colour) in enumerate(zip(again.values(), SERIES[1:], strict=False)):
+            values = [*own.values()]
+            _plot_mean(right, at, values, colour, _interval(values))
             right.text(max(values), at - 0.2, spread(values), ha="right", color=colour, fontsize=9)
-        drawing.rows(right, origins)
-        right.set(xlabel=f"{larger} with fresh seeds: accuracy (%)", ylim=(2.5, -0.5))
+        drawing.rows(right, again)
+        right.set(xlabel=f"{larger} with fresh seeds: accuracy (%)", ylim=(len(again) - 0.5, -0.5))
         cost = [statistics.median(case["seconds"] for case in own) for own in trials]
-        told = paired.difference(*({c["seed"]: last(c) for c in again[n]} for n in (1, 0)))
         text = f"{small}'s trials take {100 * cost[0] / cost[1]:.0f} % of {larger}'s seconds; the "
-        text += (
-            f"ranks of both correlate by {_alike(x, y):.2f}\nIts best flags for {larger}, beside "
-        )
-        text += f"that model's own: {paired.words(told)}"
-        entitle(left, text, _setting(run))
+        text += f"ranks of {len(x)} trials correlate by {_alike(x, y):.2f}\n{_transfer_text(again)}"
+        entitle(left, text, _setting(run, "± and bars: 95 % interval of a mean. "))
     return axes
+
+
+def _again(every, small, larger) -> dict[str, dict[int, float]]:
+    """Return the larger model's accuracies in percent, by origin of its flags and by seed."""
+    found = {}
+    for case in every:
+        if case["phase"] == "winner":
+            found.setdefault(case["of"], {})[case["seed"]] = case
+    chosen = [{parameters(case) for case in found[model].values()} for model in (small, larger)]
+    origins = {f"best of {small}": small, "its own best": larger, "the defaults": "default"}
+    if chosen[0] == chosen[1]:
+        origins = {"best of both": small, "the defaults": "default"}
+    return {
+        title: {seed: last(case) for seed, case in found[of].items()}
+        for title, of in origins.items()
+    }
+
+
+def _transfer_text(again):
+    """Return the difference between the best flags of both models; of the same ones, its gain."""
+    first, second, *more = again.values()
+    if more:
+        told = paired.words(paired.difference(second, first))
+        return f"Its best flags for the larger model, beside that model's own: {told}"
+    told = paired.words(paired.difference(second, first))
+    return f"Both chose the same trial; beside the defaults, with fresh seeds: {told}"
+
+
+def _interval(values):
+    """Return half the width of the 95 % interval of a mean; 0 for too few values."""
+    return half_width(values) if len(values) >= SEVERAL else 0.0
 
 
 def _alike(x, y):

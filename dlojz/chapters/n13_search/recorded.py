@@ -14,6 +14,7 @@ from dlojz.figures import drawing, paired
 SAMPLERS = {"random": "random", "tpe": "TPE", "gp": "GP"}
 PRUNERS = {"none": "no pruning", "hyperband": "Hyperband"}
 TOP = 3  # trials that a search should not have stopped
+PARAMETERS = ("lr", "mom", "wd")
 
 studies_of = partial(drawing.of_experiment, field="phase", experiment="experiments/studies.py")
 
@@ -38,6 +39,11 @@ class Search:
         """Return the complete trial with the highest accuracy; of equal ones the first."""
         return max(filter(is_complete, self.trials), key=last)
 
+    @property
+    def winner(self) -> tuple:
+        """Return what is the same for the same winner. All trials of a repeat have one seed."""
+        return self.repeat, *parameters(self.best)
+
     def fresh(self, what: str = "accuracy") -> float:
         """Return the winner's mean accuracy in percent, with fresh seeds.
 
@@ -50,6 +56,11 @@ class Search:
         reached = (last(trial) if is_complete(trial) else math.nan for trial in self.trials)
         seconds = accumulate(trial["seconds"] for trial in self.trials)
         return [*seconds], [*accumulate(reached, np.fmax)]
+
+
+def parameters(trial: dict) -> tuple[float, ...]:
+    """Return what was suggested for a trial."""
+    return tuple(trial[name] for name in PARAMETERS)
 
 
 def is_complete(trial: dict) -> bool:
@@ -92,22 +103,30 @@ def kinds(run) -> dict[tuple[str, str], list[Search]]:
     return found
 
 
-def lost(run) -> list[float]:
-    """Return the percentage points that winners lose with fresh seeds, as means by repeat."""
-    by_repeat = {}
+def winning(run) -> list[list[Search]]:
+    """Return the searches by their winners: several can choose the same trial, which counts once.
+
+    The searches of a repeat begin with the same random trials.
+    """
+    found = {}
     for search in searches(run):
-        by_repeat.setdefault(search.repeat, []).append(last(search.best) - search.fresh())
-    return [statistics.fmean(values) for values in by_repeat.values()]
+        found.setdefault(search.winner, []).append(search)
+    return [*found.values()]
+
+
+def lost(run) -> list[float]:
+    """Return the percentage points that each different winner loses with fresh seeds."""
+    return [last(search.best) - search.fresh() for search, *_ in winning(run)]
 
 
 def lost_points(run) -> float:
-    """Return the mean of `lost`; 0 if it is a gain."""
-    return max(0.0, statistics.fmean(lost(run)))
+    """Return the mean of `lost`: below zero, winners gain."""
+    return statistics.fmean(lost(run))
 
 
 def best_rate(run) -> float:
-    """Return the geometric mean of the winners' learning rates."""
-    return statistics.geometric_mean(search.best["lr"] for search in searches(run))
+    """Return the geometric mean of the different winners' learning rates."""
+    return statistics.geometric_mean(search.best["lr"] for search, *_ in winning(run))
 
 
 def unpruned(run) -> list[Search]:
@@ -137,16 +156,20 @@ def stopped(run) -> dict[str, list[dict]]:
 
 
 def as_optuna(run):
-    """Return all trials of the studies without pruning, of all repeats, as a study of Optuna's."""
+    """Return the different trials without pruning, of all repeats, as a study of Optuna's.
+
+    Their values are accuracies in percent.
+    """
     import optuna
 
     from dlojz.chapters.n13_search import curves
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
-    for trial in (trial for search in unpruned(run) for trial in search.trials):
+    every = {(s.repeat, *parameters(t)): t for s in unpruned(run) for t in s.trials}
+    for trial in every.values():
         fixed = optuna.trial.FixedTrial(trial)
-        params, value = curves.space(fixed), trial["accuracies"][-1]
+        params, value = curves.space(fixed), last(trial)
         made = optuna.trial.create_trial(
             params=params, distributions=fixed.distributions, value=value
         )

@@ -31,7 +31,7 @@ from dlojz.training import imports
 STEP = "13_search"
 NAME = re.compile(r"[A-Za-z][\w.-]{0,40}")
 SIZES = {  # of a trial, by preset
-    "smoke": "--model shufflenet_v2_x0_5 --image-size 32 -b 8 -e 3",
+    "smoke": "--model shufflenet_v2_x0_5 --image-size 32 -b 64 -e 3",
     "cpu": "--model resnet18 --image-size 32 -b 32 -e 4",
     "gpu": "--model resnet18 --image-size 64 -b 128 -e 9",
 }
@@ -100,12 +100,16 @@ class Study:
 
     @property
     def trials(self) -> Table:
-        """Return a table of the trials: accuracies after each epoch, and seconds in training."""
+        """Return a table of the trials: accuracies after each epoch, and seconds in training.
+
+        The parameters of an interrupted trial are those of a later one, too.
+        """
+        again = {trial.user_attrs.get("instead_of") for trial in self.found}
         head = ("trial", "state", "parameters", "accuracy, %", "seconds", "job")
         rows = [
             (
                 str(trial.number),
-                trial.state.name.lower(),
+                "interrupted" if trial.number in again else trial.state.name.lower(),
                 ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items()),
                 " ".join(f"{100 * v:.1f}" for _, v in sorted(trial.intermediate_values.items())),
                 _seconds(self.id, trial),
@@ -275,8 +279,14 @@ def _watch(study, started, trials):
             if going > (going := sum(one.process.poll() is None for one in started)):
                 _give_up_lost(study)  # one of them may have been killed
             bar.n = study.finished
-            bar.refresh()
+            bar.set_postfix_str(_going(study.found))
             time.sleep(LOOK_S)
+
+
+def _going(trials) -> str:
+    """Return how far the running trials are, in words."""
+    running = (trial for trial in trials if trial.state.name == "RUNNING")
+    return ", ".join(f"trial {t.number}: {t.last_step or 0} epochs" for t in running)
 
 
 def _give_up_lost(study):

@@ -6,6 +6,7 @@ trial failed, and puts its parameters back into the queue.
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ from dlojz.chapters.n13_search.study import SIZES, SearchError, search
 from dlojz.course import UserError, presets
 from dlojz.jobs import processes
 from dlojz.launch.follow import events
+from dlojz.runs import by_hand
+from dlojz.runs.folder import events_file
 
 SILENT_S = 100  # of a worker on another machine, whose job has ended
 IN_A_ROW = 3  # failed trials, after which a worker gives up
@@ -45,14 +48,14 @@ def submit(trial, flags: str, **more) -> launch.Job:
 
 
 def epochs(job: launch.Job) -> Iterator[tuple[int, float]]:
-    """Yield the number of each epoch, and its validation accuracy, from 0 to 1, once it has ended.
+    """Yield, as an epoch ends, how many are done: 1, 2, ...; and the validation accuracy, 0 to 1.
 
     Raise TrialError if the job fails.
     """
     for _state, found in events(job, POLL_S):
         for event in found:
             if event["event"] == "epoch":
-                yield event["epoch"], event["val_accuracy"]
+                yield event["epoch"] + 1, event["val_accuracy"]
     if job.state != launch.State.COMPLETED:
         raise TrialError(job.explain())
 
@@ -124,6 +127,7 @@ def _run(study, trial, objective) -> bool:
     from optuna import TrialPruned
     from optuna.trial import TrialState
 
+    _keep_whole(study, trial)
     try:
         value = objective(trial)
     except TrialPruned:
@@ -144,6 +148,24 @@ def _run(study, trial, objective) -> bool:
     return True
 
 
+def _keep_whole(study, trial):
+    """Let the pruner stop a trial only before its last epoch: after it, nothing is saved."""
+    stops = trial.should_prune
+
+    def should_prune() -> bool:
+        done, job = study.get_trials(deepcopy=False)[trial.number].last_step, job_of(study, trial)
+        whole = _arguments(job).get("epochs", math.inf) if job else math.inf
+        return (done is None or done < whole) and stops()
+
+    trial.should_prune = should_prune
+
+
+def _arguments(job) -> dict:
+    """Return the flags of a job; {} if its log has not begun."""
+    start, _ = by_hand.ends(events_file(job.directory))
+    return (start or {}).get("arguments", {})
+
+
 # Trials of workers that were killed ---------------------------------------------------------------
 
 
@@ -162,7 +184,7 @@ def give_up(study, trial, again: bool = True):
         job.cancel(f"trial {trial.number} of study {study.study_name} was given up")
     study.tell(trial.number, state=TrialState.FAIL)
     if again and trial.params:
-        study.enqueue_trial(trial.params)
+        study.enqueue_trial(trial.params, user_attrs={"instead_of": trial.number})
 
 
 def is_busy(study: str, trial) -> bool:

@@ -31,7 +31,7 @@ def objective(trial):
     """Return the accuracy of a trial: on the validation images, after the last epoch of its job.
 
     worker.submit(trial, "--lr 0.1 --wd 1e-4") submits the trainer with these flags, and returns the
-    job. worker.epochs(job) yields (epoch, accuracy) as soon as an epoch has ended.
+    job. worker.epochs(job) yields (epoch, accuracy) as soon as an epoch has ended: 1, 2, ...
     """
     # TODO 13a: suggest --lr, --mom and --wd, submit, report each epoch, prune: cancel the job
     raise NotImplementedError
