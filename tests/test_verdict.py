@@ -1,5 +1,7 @@
 """The verdict as a trainee reads it: its states, its text, its card, and the ladder of hints."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,8 @@ def test_other_rows_that_fail_are_said_to_follow_perhaps():
     for text in (repr, Verdict._repr_html_):
         assert "the other rows marked ✗ may follow" in text(verdict(images, dtype))
         assert "the other rows marked ✗" not in text(verdict(images, images, unnamed))
+        prepared = replace(verdict(images, dtype), parts=(MECHANISM,))
+        assert "the other rows marked ✗ have hints of their own" in text(prepared)
 
 
 @pytest.mark.parametrize("passed", [True, False])

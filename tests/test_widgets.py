@@ -244,6 +244,7 @@ def test_the_score_of_a_run_that_diverged_says_so(course_folder, tmp_path):
 def test_a_share_of_nothing_has_no_factor(course_folder):
     widgets.predict("b", data_share=0.2)
     assert repr(widgets.score_value("b", data_share=0)).endswith("there was none")
+    assert repr(widgets.score_value("b", data_share=-1)).endswith("the other way round")
 
 
 def settle():

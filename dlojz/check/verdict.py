@@ -133,15 +133,15 @@ class Verdict:
     def _next(self):
         """Return the first nudge, and a sentence on other rows with hints of their own.
 
-        Of a prepared file, it names the part that it is about.
+        Of a prepared file, it names the part that it is about; its rows have causes of their own.
         """
         nudge = self.hints[self.hint_key].nudge
         if len({f.part for f in self.failing}) > 1 and FASTER not in self.parts:
             part = next(f.part for f in self.failing if f.hint == self.hint_key)
             nudge = f"{part}: {nudge}"
         others = {f.hint for f in self.failing} - {self.hint_key, None}
-        then = " Then check again: the other rows marked ✗ may follow from this." if others else ""
-        return nudge + then
+        why = "may follow from this" if FASTER in self.parts else "have hints of their own"
+        return nudge + (f" Then check again: the other rows marked ✗ {why}." if others else "")
 
     @property
     def headline(self) -> str:

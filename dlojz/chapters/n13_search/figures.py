@@ -262,7 +262,7 @@ def _plot_winner(ax, searches):
 
 
 def _winners_text(run):
-    """Return how many searches there are, and how many winners."""
+    """Return the numbers of searches and of different winners, in words."""
     return f"{len(searches(run))} searches chose {len(winning(run))} different trials"
 
 
@@ -303,7 +303,7 @@ def plot_study(study=None):
 
 
 def plot_mattered(run):
-    """Draw how much each parameter matters, and all trials over each of them; return all axes."""
+    """Draw the importance of each parameter, and all trials over each of them; return all axes."""
     known, name = as_optuna(run), "accuracy (%)"
     with _optunas() as plots:
         importances = plots.plot_param_importances(known, target_name=name)

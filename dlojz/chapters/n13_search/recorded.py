@@ -41,7 +41,7 @@ class Search:
 
     @property
     def winner(self) -> tuple:
-        """Return what is the same for the same winner. All trials of a repeat have one seed."""
+        """Return the identity of the best trial: all of a repeat have one seed."""
         return self.repeat, *parameters(self.best)
 
     def fresh(self, what: str = "accuracy") -> float:
@@ -59,7 +59,7 @@ class Search:
 
 
 def parameters(trial: dict) -> tuple[float, ...]:
-    """Return what was suggested for a trial."""
+    """Return the parameters of a trial."""
     return tuple(trial[name] for name in PARAMETERS)
 
 

@@ -284,7 +284,7 @@ def _watch(study, started, trials):
 
 
 def _going(trials) -> str:
-    """Return how far the running trials are, in words."""
+    """Return the progress of the running trials, in words."""
     running = (trial for trial in trials if trial.state.name == "RUNNING")
     return ", ".join(f"trial {t.number}: {t.last_step or 0} epochs" for t in running)
 
@@ -307,6 +307,8 @@ def again(file, study, data=None) -> list[launch.Job]:
     drawn, by a seed that nobody knew.
     """
     study, file = find(study), course.course_root() / file
+    if not any(trial.state.name == "COMPLETE" for trial in study.found):
+        raise SearchError(f"no trial of study {study.id} is complete: n13.search goes on with it")
     best = study.optuna.best_trial
     flags = imports.from_file(file, "again").again(best, str(data or _unseen(study, best)))
     command = study.optuna.user_attrs["command"]
