@@ -380,6 +380,47 @@ def test_a_board_without_results_is_drawn(mine):
     assert title(race.plot_board(mine)[0]) == "No entry has run yet"
 
 
+def fail(mine, name):
+    begin(mine, 1, [name], [0, 1, 2])
+    run = {
+        "why": "no weights: it saved none",
+        "cut": True,
+        "disturbed": "others kept 1.0 of 2 CPUs",
+    }
+    results.append(mine, "run", 1, entry=name, seed=0, **run)
+
+
+def test_an_entry_that_is_out_is_listed_with_what_disturbed_it_and_what_to_do(mine):
+    race.enter(mine, "a", STARTER)
+    fail(mine, "a")
+    told = race.told(mine)
+    assert told.startswith("a: out: no weights: it saved none; 1 of its runs ended at the budget")
+    assert "; disturbed: others kept 1.0 of 2 CPUs\n  next: give it fewer epochs, or race" in told
+    assert title(race.plot_board(mine)[0]) == "All that have run are out: a"
+
+
+@pytest.mark.parametrize(("disturbed", "tries"), [("others kept 1.0 of 2 CPUs busy", 2), ("", 1)])
+def test_a_run_that_ran_out_of_time_beside_others_is_run_once_more(
+    mine, monkeypatch, disturbed, tries
+):
+    race.enter(mine, "a", STARTER)
+    tried = []
+
+    def timed(*words):
+        tried.append(words)
+        return {"why": "no weights", "cut": True, "disturbed": disturbed}
+
+    monkeypatch.setattr(organiser, "_timed", timed)
+    (place,) = race.run(mine, progress=False)
+    assert (place.word, place.disturbed, len(tried)) == (ranking.OUT, disturbed, tries)
+
+
+def test_ctrl_c_says_that_the_run_was_cancelled(mine, monkeypatch, capsys):
+    monkeypatch.setattr(organiser, "_step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert cli.main(["race", "run", "races/mine"]) == 130
+    assert "the run in progress was cancelled" in capsys.readouterr().err
+
+
 def test_the_difference_is_shown_with_the_flags(mine):
     race.enter(mine, "a", STARTER)
     race.enter(mine, "b", "solutions/dlojz_01_gpu.py -e 3")

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 
 from dlojz.classroom import share
@@ -81,11 +82,18 @@ def _run(args):
     from dlojz import race
 
     others = [entry for entry in race.waiting(args.folder) if entry.owner != os.getuid()]
-    race.run(args.folder, args.again, [entry.sha256 for entry in others if args.yes])
+    try:
+        race.run(args.folder, args.again, [entry.sha256 for entry in others if args.yes])
+    except KeyboardInterrupt:
+        told = "the run in progress was cancelled, and results are kept: `dlojz race run` goes on"
+        print(f"dlojz: interrupted; {told}", file=sys.stderr)
+        return 130
     print(race.board(args.folder))
+    print(race.told(args.folder))
     if others and not args.yes:
         names = ", ".join(entry.name for entry in others)
         print(f"of other users, and not run: {names}; read them with `dlojz race diff`, then --yes")
+    return 0
 
 
 def _board(args):

@@ -11,7 +11,7 @@ organiser only appends. docs/race.md has the rules for people.
 """
 
 from dlojz.race.entering import Entry, enter, entries
-from dlojz.race.leaderboard import board, diff, plot_board
+from dlojz.race.leaderboard import board, diff, plot_board, told
 from dlojz.race.organiser import run, waiting
 from dlojz.race.ranking import Standing, standings
 from dlojz.race.rules import Race, RaceError, new, open_race
@@ -30,5 +30,6 @@ __all__ = [
     "plot_board",
     "run",
     "standings",
+    "told",
     "waiting",
 ]

@@ -43,15 +43,28 @@ def _mean(values):
 
 
 def _words(place) -> str:
-    if place.word == ranking.OUT:
-        return f"out: {place.why[:160]}"
     told = f"{place.word} {place.against}".strip()
-    if found := place.margin:
+    if place.word == ranking.OUT:
+        told = f"out: {place.why[:160]}"
+    elif found := place.margin:
         points = f"{found.mean:+.1f} points, gate {found.gate:.1f}"
         told = f"{place.word} ({points}, against {found.best})"
         if place.word == ranking.TIE:
             told = f"tie with {found.best} ({points})"
+    if place.cut:
+        told += f"; {place.cut} of its runs ended at the budget"
     return told + (f"; disturbed: {place.disturbed}" if place.disturbed else "")
+
+
+def told(race) -> str:
+    """Return a line for each entry: its place, or why it is out, and what to do then."""
+    race, lines = open_race(race), []
+    for place in ranking.standings(race, [entry.name for entry in entries(race)[0]]):
+        lines.append(f"{place.name}: {_words(place) if place.why else place.word}")
+        if place.word == ranking.OUT:
+            few = "give it fewer epochs, or race when the machine is quiet or with more --seconds"
+            lines.append(f"  next: {few if place.cut else 'mend it'}, and enter it by a new name")
+    return "\n".join(lines) or EMPTY
 
 
 def lines_changed(entry) -> int:
@@ -99,7 +112,9 @@ def plot_board(race, axes=None):
     A dot is a run. The bar is the 95 % interval of the mean accuracy; a line shows the budget.
     """
     race = open_race(race)
-    places = [place for place in ranking.standings(race) if place.accuracies]
+    every = ranking.standings(race)
+    places = [place for place in every if place.accuracies]
+    out = [place for place in every if place.word == ranking.OUT]
     columns = ["accuracy (%)", "seconds; grey: below the floor", "joules"][
         : 3 if all(p.joules for p in places) else 2
     ]
@@ -122,21 +137,22 @@ def plot_board(race, axes=None):
                 ax.axvline(most, color=BAD, ls="--", lw=1)
         for ax in axes[1:]:
             ax.set_xlim(0, 1.06 * ax.get_xlim()[1])
-        drawing.entitle(axes[0], _finding(race, places), _setting(race, places))
+        drawing.entitle(axes[0], _finding(race, places, out), _setting(race, places, out))
     return axes
 
 
-def _finding(race, places):
+def _finding(race, places, out):
     if not places:
-        return "No entry has run yet"
+        names = ", ".join(place.name for place in out)
+        return f"All that have run are out: {names}" if out else "No entry has run yet"
     best = places[0]
     ties = [place.name for place in places if place.ties_with(best.name)]
     told = f"{best.name}: {100 * best.accuracy:.1f} ± {100 * best.half:.1f} %"
     return f"{told} in {race.seconds} s" + (f", and a tie with {', '.join(ties)}" if ties else "")
 
 
-def _setting(race, places):
+def _setting(race, places, out):
     if not places:
-        return ""
+        return "\n".join(f"{place.name}: {place.why[:100]}" for place in out)
     last = [one for one in results.read(race) if one.done][-1]
     return f"{last.place}; {race.runs} runs each, judged on images that were drawn afterwards"

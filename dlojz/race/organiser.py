@@ -25,7 +25,7 @@ from dlojz.course import presets
 from dlojz.images import dataset
 from dlojz.jobs import keeper
 from dlojz.launch import State
-from dlojz.machine import cpus, nvml
+from dlojz.machine import cpus, meters, nvml
 from dlojz.race import ranking, results
 from dlojz.race.entering import Entry, entries
 from dlojz.race.rules import RaceError, open_race
@@ -65,14 +65,15 @@ def _step(race, bar, read, again=False) -> bool:
         if not free:
             bar.set_postfix_str("another organiser is at work")
         else:
-            _cancel_what_was_left(race)
+            _cancel_what_was_left(race, bar)
             rounds = results.read(race)
             one = rounds[-1] if rounds else None
+            if one:  # runs of an entry that is out are no longer due
+                bar.total, bar.n = len(one.runs) + len(one.due()), len(one.runs)
+                bar.refresh()
             if one is None or one.done:
                 return _begin(race, rounds, read, again)
             _check_round(race, one)
-            bar.total, bar.n = len(one.entries) * len(one.seeds), len(one.runs)
-            bar.refresh()
             if due := one.due():
                 bar.set_postfix_str(f"round {one.number}: {due[0][0]}")
                 _run(race, one, *due[0])
@@ -161,16 +162,25 @@ def _run(race, one, name, seed):
     with _clean_home() as folder:
         trainer = entry.copied(folder / "entry")  # which its owner can no longer change
         words = [trainer, *entry.flags, "--data", race.images, "--seed", seed]
-        with _job(race, words, f"race {name}", race.seconds) as job:
-            told = _watch(race, job, idle)
-            results.append(race, "run", one.number, entry=name, seed=seed, **told)
+        told = _timed(race, words, name, idle)
+    if told["why"] and told["cut"] and told["disturbed"]:  # by others, so it has another try
+        with _clean_home() as folder:
+            words[0] = entry.copied(folder / "entry")
+            told = _timed(race, words, name, idle)
+    results.append(race, "run", one.number, entry=name, seed=seed, **told)
+
+
+def _timed(race, words, name, idle) -> dict:
+    with _job(race, words, f"race {name}", race.seconds) as job:
+        told = _watch(race, job, idle)
     if told["why"]:
         (job.directory / WEIGHTS).unlink(missing_ok=True)
+    return told
 
 
 def _watch(race, job, idle) -> dict:
     """Wait for a job, and end it at its budget; return what is recorded of the run."""
-    begin, spent = {}, False
+    begin, spent, crowd = {}, False, _Crowd()
     while not (state := job.state).final:
         begin = begin or (_joules() if state == State.RUNNING else {})
         if race.joules and (_used(job, begin) or 0) >= race.joules:
@@ -184,7 +194,9 @@ def _watch(race, job, idle) -> dict:
     told = {"why": _why(race, job, status, cut), "cut": cut}
     told["seconds"] = round(min(seconds, race.seconds) if cut else seconds, 3)
     told |= {"joules": joules, "idle_w": None if None in watts else round(sum(watts), 1)}
-    return told | _logged(job) | {"run": os.path.relpath(job.directory, race.folder)}
+    told |= _logged(job)
+    told["disturbed"] = told["disturbed"] or crowd.words(status.get("cpu_s", 0))
+    return told | {"run": os.path.relpath(job.directory, race.folder)}
 
 
 def _why(race, job, status, cut) -> str:
@@ -224,6 +236,22 @@ def _logged(job) -> dict:
         told |= {"images": sum(found.steps.images), "updates": len(found.steps) // accumulate}
         told["disturbed"] = stats.summary(job).disturbance
     return told
+
+
+class _Crowd:
+    """The CPU time of others during a run, seen from outside: its log may be empty when it ends."""
+
+    def __init__(self):
+        self._begin = time.monotonic(), meters.cpu_seconds_of_others(os.getpid())
+
+    def words(self, cpu_s: float) -> str:
+        """Return the CPUs that others kept busy, in words; "" if few. cpu_s: of the run."""
+        seconds = time.monotonic() - self._begin[0]
+        now, count = meters.cpu_seconds_of_others(os.getpid()), cpus.count()
+        if None in (now, self._begin[1]):
+            return ""
+        busy = (now - self._begin[1] - cpu_s) / seconds
+        return stats.crowd_text(busy, count) if busy > stats.OTHERS_CPU * count else ""
 
 
 @cache
@@ -293,13 +321,15 @@ def _job(race, words, name, seconds) -> Iterator[launch.Job]:
     (race.folder / BEGUN).unlink(missing_ok=True)
 
 
-def _cancel_what_was_left(race):
+def _cancel_what_was_left(race, bar):
     """Cancel the job of an organiser that was killed: its joules were not measured."""
     if left := course.read_table(race.folder / BEGUN).get("job"):
         job = launch.Job(Path(left))
         if job.directory.is_dir():
             job.cancel("its organiser was killed")
             job.wait(30)
+            if not bar.disable:
+                bar.write(f"{job.directory.name} is ended, as its organiser was killed")
         (race.folder / BEGUN).unlink()
 
 

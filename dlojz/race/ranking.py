@@ -54,6 +54,7 @@ class Standing:
     seconds: tuple[float, ...] = ()
     joules: tuple[float, ...] | None = None
     disturbed: str = ""  # what slowed one of its runs down, perhaps
+    cut: int = 0  # of its runs: they were ended at the budget
     floor_s: float | None = None  # the least time that its updates need: the largest of its runs
 
     def ties_with(self, best: str) -> bool:
@@ -80,7 +81,7 @@ def standings(race, names=()) -> list[Standing]:
         before.append(one)
         if best and (why := one.failure(best)):  # all have to run again
             found = {name: place for name, place in found.items() if place.word == OUT}
-            found[best], best = Standing(best, OUT, f"run again, it failed: {why}"), ""
+            found[best], best = _out(one, best, f"run again, it failed: {why}"), ""
         for name in one.entries:
             if name == best:  # its newer results are shown
                 found[name] = replace(found[name], **_results(one, name))
@@ -105,10 +106,20 @@ def _challenge(rounds, name, best) -> Standing:
     """Return the place of an entry after the last of these rounds, against the best so far."""
     one = rounds[-1]
     if why := one.failure(name):
-        return Standing(name, OUT, why)
+        return _out(one, name, why)
     found = margin(rounds, name, best) if best else None
     word = found.word if found and found.word != AHEAD else BEST
     return Standing(name, word, "", best, found, **_results(one, name))
+
+
+def _out(one: Round, name, why) -> Standing:
+    return Standing(name, OUT, why, **_ran([r for (n, _), r in one.runs.items() if n == name]))
+
+
+def _ran(runs) -> dict:
+    """Return the disturbance and the cuts of an entry's runs, also of those that failed."""
+    disturbed = next(filter(None, (run.get("disturbed") for run in runs)), "")
+    return {"disturbed": disturbed, "cut": sum(bool(run.get("cut")) for run in runs)}
 
 
 def _results(one: Round, name) -> dict:
@@ -121,8 +132,7 @@ def _results(one: Round, name) -> dict:
         "seconds": tuple(run["seconds"] for run in runs),
         "joules": None if None in joules else tuple(joules),
         "floor_s": max(floors, default=None),
-        "disturbed": next(filter(None, (run.get("disturbed") for run in runs)), ""),
-    }
+    } | _ran(runs)
 
 
 def margin(rounds: list[Round], name: str, best: str) -> Margin:
