@@ -1,5 +1,6 @@
 """What notebook 14 and its quiz say of recordings is what they hold."""
 
+import pytest
 from claims import claims
 
 from dlojz import race, runs
@@ -30,13 +31,20 @@ def test_no_notebook_bought_an_epoch_and_an_edit_did():
     yield f"{told.mean:.1f} ± {told.half:.1f} points"
     alone = paired.difference(first.by_seed, once.by_seed)
     assert alone.word == paired.NO_DIFFERENCE
-    yield f"they would have seen {alone.half:.1f} points"
+    yield f"only a difference of more than {alone.half:.1f} points would show"
 
 
 @claims(NOTEBOOK)
 def test_points_come_from_epochs_and_vary_by_seed():
     found = [rung for rung in rungs().values() if rung.trainings]
-    assert all(2.5 < rung.fixed_s < 4.5 for rung in found)
+    begins = [(rung.fixed_s + rung.pilot["epoch_s"]) / 0.95 for rung in found]
+    yield f"after {min(begins):.0f} to {max(begins):.0f} s here"
+    budget = 15  # the curves are what was run
+    assert all(rung.fitting(budget) == rung.epochs for rung in found)
+    kept = found[-1]
+    yield "dlojz/chapters/n14_race/answers.toml", f"is {kept.fitting(60):.0f} epochs for the last"
+    mean = sum(kept.by_seed.values()) / len(kept.by_seed)
+    yield "dlojz/chapters/n14_race/answers.toml", f"{kept.epochs:.0f} epochs, with {mean:.0f} %"
     five = [a for rung in found for a in rung.by_seed.values() if rung.epochs == 5]
     yield f"from {min(five):.0f} to {max(five):.0f} %"
 
@@ -64,7 +72,11 @@ def test_the_recorded_race_has_a_winner_a_tie_and_a_cheat():
     yield f"It is {kept.margin.mean:.1f} points ahead, and the gate was {kept.margin.gate:.1f}"
     assert tie.word == race.ranking.TIE
     yield f"fewer points than `first`, {-tie.mean:.1f}"
-    gates = n14.gates((kept.margin.sd + tie.sd) / 2, 0.05)
-    assert gates[10] > -tie.mean > gates[12]
+    first = 100 * sum(found["loader"].accuracies) / 4 - tie.mean
+    yield f"in which `first` had {first:.1f} %"
+    for margin in (kept.margin, tie):
+        assert n14.gates(margin, 0.05)[4] == pytest.approx(margin.gate)  # as on the board
+    gates = n14.gates(tie, 0.05)
+    assert gates[12] > -tie.mean > gates[16]
     images, _, floor = found["cheat"].why.partition(" images in its log need at least ")
     yield f"{images.rpartition(' ')[2]} images need at least {float(floor.split()[0]):.0f} s"

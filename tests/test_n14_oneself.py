@@ -13,9 +13,10 @@ def mine(course_folder):
     return n14.own_race("mine", "smoke", seconds=20)
 
 
-def test_a_race_is_made_once_with_its_images(mine, course_folder):
+def test_a_race_is_made_once_with_its_images(mine, course_folder, capsys):
     again = n14.own_race("mine", "smoke", seconds=99)
     assert again == mine
+    assert "keeps seconds=20: for other rules" in capsys.readouterr().out
     assert (mine.classes, mine.seconds) == (2, 20)
     assert len([*course_folder.glob("races/images-smoke/*/*/*.JPEG")]) == 2 * (16 + 8)
 

@@ -14,6 +14,7 @@ from made import DAMAGED
 from dlojz import cli, course, race
 from dlojz.images import DataError
 from dlojz.race import entering, leaderboard, organiser, ranking, results, rules
+from dlojz.runs import source
 
 STARTER = "dlojz/dlojz.py --model resnet18 -e 2"
 MODEL = {"flops_per_image": 1e9, "parameter_bytes": 1e9, "flops_per_s": 1e12, "classes": 10}
@@ -482,6 +483,10 @@ def test_the_rules_page_names_the_commands_that_there_are():
     for action in re.findall(r"^dlojz race (\w+)", page, re.M):
         assert f'"{action}"' in (Path(cli.__file__).with_name("race.py")).read_text()
     assert f"{entering.LARGEST // 1000} kB" in page
+    kept = {*entering.NEEDED, *source.FUNCTIONS}
+    assert not [name for name in kept if f"`{name}`" not in page]
+    assert len(kept) == 9
+    assert "the names of nine functions" in page
 
 
 def test_entries_of_other_users_are_run_only_if_they_were_read(mine, capsys, monkeypatch):

@@ -15,7 +15,10 @@ EMPTY = 'nothing is entered yet: dlojz race enter FOLDER NAME "dlojz/dlojz.py ..
 
 
 def board(race) -> Table:
-    """Return the table of a race: the best so far first, ties as ties."""
+    """Return the table of a race: the best so far first, ties as ties.
+
+    Accuracies are of an entry's last round, and differences by pairs of the rounds it shared.
+    """
     race = open_race(race)
     there, damaged = entries(race)
     known = {entry.name: entry for entry in there}

@@ -29,6 +29,7 @@ class Margin:
     points: tuple[float, ...]  # the differences of accuracy, in percentage points, by pair
     gate: float  # which the mean must clear, in percentage points
     sd: float  # of a single run of the best so far, in percentage points
+    freedom: int  # degrees of freedom of this sd
 
     @property
     def mean(self) -> float:
@@ -147,7 +148,7 @@ def margin(rounds: list[Round], name: str, best: str) -> Margin:
     sd, freedom = spread(rounds, best)
     sd = max(sd, 1 / min(images))  # one image of those that judge
     gate = quantile(rounds[-1].rules["level"], freedom) * math.sqrt(2 / len(points)) * sd
-    return Margin(name, best, tuple(points), 100 * gate, 100 * sd)
+    return Margin(name, best, tuple(points), 100 * gate, 100 * sd, freedom)
 
 
 def spread(rounds: list[Round], name: str) -> tuple[float, int]:

@@ -9,10 +9,12 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from dlojz import race
+from dlojz.chapters.n14_race.oneself import SPARE
 from dlojz.course import UserError
 from dlojz.figures import drawing, paired
 from dlojz.figures.drawing import entitle
 from dlojz.figures.report import PALETTE, SERIES, measured
+from dlojz.race import ranking
 from dlojz.race.ranking import quantile
 from dlojz.runs.stats import half_width, summary
 from dlojz.table import QUIET, Table
@@ -64,8 +66,10 @@ class Rung:
         return self.pilot["seconds"] - self.pilot["epochs"] * self.pilot["epoch_s"]
 
     def fitting(self, seconds):
-        """Return the whole epochs that fit in a budget of seconds, by the pilot."""
-        return np.maximum(0, np.floor((seconds - self.fixed_s) / self.pilot["epoch_s"]))
+        """Return the whole epochs that fit in a budget of seconds, some spared, by the pilot."""
+        return np.maximum(
+            0, np.floor(((1 - SPARE) * seconds - self.fixed_s) / self.pilot["epoch_s"])
+        )
 
 
 def rungs(run) -> list[Rung]:
@@ -83,7 +87,10 @@ def _timed(run) -> list[Rung]:
     """Return the rungs whose pilot came to its end. Raises UserError if there are none."""
     if found := [rung for rung in rungs(run) if "epoch_s" in rung.pilot]:
         return found
-    raise UserError(f"{measured(run).path}: no pilot came to its end: give it more --seconds")
+    raise UserError(
+        f"{measured(run).path}: no rung's first, short training came to its end: "
+        "give more --seconds, or repeat it when the machine is quiet"
+    )
 
 
 def epochs_ratio(run) -> float | None:
@@ -132,7 +139,7 @@ def _epochs_text(rung):
     if rung.trainings:
         return f"  {rung.epochs:.3g}"
     if "epoch_s" not in rung.pilot:
-        return f"  none: ended after {rung.pilot['seconds']:.0f} s"
+        return f"  none: not ended after {rung.pilot['seconds']:.0f} s"
     return f"  none: one takes {rung.fixed_s + rung.pilot['epoch_s']:.0f} s"
 
 
@@ -168,7 +175,7 @@ def bought(run) -> Table:
     for rung in rungs(run):
         known = "epoch_s" in rung.pilot
         start = (f"{rung.fixed_s:.1f}", f"{rung.pilot['epoch_s']:.2f}") if known else ("", "")
-        accuracy = f"{statistics.fmean(rung.by_seed.values()):.1f}" if rung.trainings else ""
+        accuracy = f"{statistics.fmean(rung.by_seed.values()):.2f}" if rung.trainings else ""
         joules = rung.mean("joules")
         told = "not measured" if joules is None else f"{joules:,.0f}"
         rows.append((rung.title, *start, f"{rung.epochs:.3g}", accuracy, told))
@@ -192,7 +199,10 @@ def plot_epochs(run, axes=None):
             y = [100 * t["accuracy"] for t in (rung.pilot, *rung.trainings)]
             axes[1].plot(x, y, "o", color=look["color"], mec="white", ms=6, label=rung.title)
         axes[0].axvline(_budget(run), color=PALETTE["failure"], ls="--", lw=1)
-        axes[0].set(xlabel="budget (s), from start to end", ylabel="epochs, by the pilots")
+        axes[0].set(
+            xlabel="budget (s), from start to end",
+            ylabel=f"epochs, with {SPARE:.0%} to spare".replace("%", " %"),
+        )
         axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
         axes[1].set(xlabel="epochs", ylabel="accuracy (%)", ylim=(0, 100))
         drawing.legend(axes[0], 1, (0, 1), **BOX | {"loc": "upper left", "fontsize": 8})
@@ -209,7 +219,7 @@ def breaks_even(run, rung: str, other: str) -> float | None:
     a, b = mine.pilot["epoch_s"], theirs.pilot["epoch_s"]
     if a >= b:
         return None if mine.fixed_s >= theirs.fixed_s else 0.0
-    return max(0.0, (mine.fixed_s * b - theirs.fixed_s * a) / (b - a))
+    return max(0.0, (mine.fixed_s * b - theirs.fixed_s * a) / (b - a) / (1 - SPARE))
 
 
 def epochs_text(run) -> str:
@@ -303,41 +313,57 @@ def joules_text(found: list[Rung], watts: float) -> str:
 # Runs ---------------------------------------------------------------------------------------------
 
 
-def gates(sd: float, level: float) -> dict[int, float]:
-    """Return the smallest lead that is shown, by the number of runs of each entry.
+def gates(margin, level: float) -> dict[int, float]:
+    """Return the smallest difference that is shown, in points, by the runs of each of two entries.
 
-    sd: of a single run, in points. level: the risk that luck alone passes the gate.
+    margin: their comparison, a ranking.Margin, which gives the spread of a run. For its own number
+    of runs this is its gate. level: the risk that luck alone passes the gate.
     """
-    return {n: quantile(level, n - 1) * math.sqrt(2 / n) * sd for n in RUNS}
+    own = len(margin.points)
+    share = margin.freedom / (own - 1)  # the best so far may have run in other rounds, too
+    return {
+        n: quantile(level, share * (n - 1)) * math.sqrt(2 / n) * margin.sd
+        for n in sorted({*RUNS, own})
+    }
 
 
 def plot_gate(of_race, ax=None):
-    """Draw the smallest lead that is shown against the runs of each entry, and the leads found."""
+    """Draw the gate of each comparison against the runs of each entry, and the difference found.
+
+    A dot is a comparison: above its curve the difference is shown, below it is a tie.
+    """
     of_race = race.open_race(of_race)
-    margins = {p.name: p.margin for p in race.standings(of_race) if p.margin}
-    if not margins:
+    found = [(p.name, p.margin) for p in race.standings(of_race) if p.margin][: len(SERIES)]
+    if not found:
         raise UserError(f"{of_race.folder}: no entry has been compared with the best so far yet")
-    sd = statistics.fmean(margin.sd for margin in margins.values())
-    found = gates(sd, of_race.level)
     with drawing.axes(ax, (9, 4)) as ax:
-        ax.plot(found.keys(), found.values(), "o-", color=PALETTE["speed"], ms=4, label="gate")
-        for colour, (name, margin) in zip(SERIES[1:], margins.items(), strict=False):
-            label = f"{name}, beside {margin.best}"
-            ax.axhline(abs(margin.mean), color=colour, ls="--", lw=1, label=label)
-        ax.axvline(of_race.runs, color=PALETTE["limit"], lw=1)
-        ax.set(xscale="log", xlabel="runs of each entry", ylabel="lead (points of accuracy)")
-        ax.set_xticks([*found], map(str, found))
+        for colour, (_, margin) in zip(SERIES, found, strict=False):
+            gate, own, size = gates(margin, of_race.level), len(margin.points), abs(margin.mean)
+            ax.plot(gate.keys(), gate.values(), ".-", color=colour, label=_compared(margin))
+            ax.plot((own, max(gate)), (size, size), color=colour, ls="--", lw=1)
+            ax.plot(own, size, "o", ms=8, color=colour, mec="white")
+        ax.set(xscale="log", xlabel="runs of each entry", ylabel="gate (points of accuracy)")
+        ax.set_xticks(RUNS, map(str, RUNS))
         ax.minorticks_off()
-        ax.set_ylim(0, 1.1 * max(found[3], *(abs(m.mean) for m in margins.values())))
+        ax.set_ylim(0, 1.3 * max(max(m.gate, abs(m.mean)) for _, m in found))
         drawing.legend(ax, 1, (1, 1), **BOX)
-        setting = f"One run of the best so far varies by {sd:.1f} points; risk {of_race.level:.0%}"
-        entitle(ax, gate_text(of_race.runs, sd, of_race.level), setting.replace("%", " %"))
+        setting = f"Dots: the differences found, by pairs; risk {of_race.level:.0%}"
+        entitle(ax, gate_text([m for _, m in found], of_race.level), setting.replace("%", " %"))
     return ax
 
 
-def gate_text(runs: int, sd: float, level: float) -> str:
-    """Return a sentence on the runs of a race, and on the number that would show half as much."""
-    found = gates(sd, level)
-    half = next((n for n, gate in found.items() if gate <= found[runs] / 2), None)
-    told = f"{runs} runs of each show a lead of {found[runs]:.1f} points"
-    return told + (f", and {half} runs half of it" if half else "")
+def _compared(margin):
+    side = "ahead of" if margin.mean > 0 else "behind"
+    told = f"{margin.challenger}: {abs(margin.mean):.1f} points {side} {margin.best}"
+    return f"{told}, one run of which varies by {margin.sd:.1f}"
+
+
+def gate_text(margins, level: float) -> str:
+    """Return a sentence on the first tie, or on the first comparison if none is a tie."""
+    one = next((m for m in margins if m.word == ranking.TIE), margins[0])
+    told = f"{one.challenger}, beside {one.best}: {len(one.points)} runs of each show a difference"
+    told += f" of {one.gate:.1f} points"
+    if one.word != ranking.TIE:
+        return told
+    more = next((n for n, gate in gates(one, level).items() if gate <= abs(one.mean)), None)
+    return f"{told};\n{more or f'more than {RUNS[-1]}'} would show the {abs(one.mean):.1f} found"

@@ -5,6 +5,7 @@ from pathlib import Path
 from dlojz import course, images, launch, race
 
 IMAGES = {"gpu": (24, 100, 20), "cpu": (8, 60, 20), "smoke": (2, 16, 8)}  # as of `generate`
+SPARE = 0.05  # of the budget of a training, so that few are too long
 STEP = "05"  # of the trainer that is edited
 LAST = "epoch + 1 == args.epochs"
 ONCE = {  # it validates and saves at the end only
@@ -45,11 +46,16 @@ def edited(name: str, folder: Path | None = None) -> Path:
 def own_race(name: str = "mine", size: str = "cpu", **rules) -> race.Race:
     """Return the race races/NAME of the course, made with its images if it is not there.
 
-    size: of its images, a key of IMAGES. rules: as `race.new` takes them.
+    size: of its images, a key of IMAGES. rules: as `race.new` takes them; a race that is there
+    keeps its own, and says so.
     """
     folder = course.course_root() / "races"
     if (folder / name / "race.toml").exists():
-        return race.open_race(folder / name)
+        found = race.open_race(folder / name)
+        kept = {rule: getattr(found, rule) for rule in rules if rule in found.rules}
+        if others := [f"{rule}={value}" for rule, value in kept.items() if rules[rule] != value]:
+            print(f"{folder / name} keeps {', '.join(others)}: for other rules choose another name")
+        return found
     data = images.generate(folder / f"images-{size}", *IMAGES[size])
     return race.new(folder / name, data, **rules)
 

@@ -65,7 +65,6 @@ ON_GPU = [rung for rung in RUNGS if rung not in LEFT_OUT]
 ON_CPU = ["00 starter", "05 loader", "05, images kept"]  # there 01 and 02 change nothing
 PILOT = 5  # epochs: the first two are slower, and the last one may validate, so two are timed
 MOST, MOST_COMPILED = 2, 6  # budgets: a pilot that takes longer is ended
-SPARE = 0.05  # of the budget, so that few trainings have to be repeated
 IDLE_S = 2.0
 TICK_S = 0.01  # between two looks at a log
 JUDGE = 2026  # seed of the images that judge
@@ -122,7 +121,7 @@ def fitting(pilot, budget: float) -> int:
     """Return the epochs that fit in a budget of seconds, by a pilot; 0 for one that was ended."""
     if "epoch_s" not in pilot:
         return 0
-    left = budget * (1 - SPARE) - pilot["seconds"]
+    left = budget * (1 - oneself.SPARE) - pilot["seconds"]
     return max(0, PILOT + math.floor(left / pilot["epoch_s"]))
 
 
