@@ -95,6 +95,23 @@ def test_a_run_is_ended_at_its_budget_and_its_last_weights_judged(course_folder,
     assert (place.word, place.seconds) == (ranking.BEST, (8.0, 8.0))
 
 
+@pytest.mark.slow
+def test_a_run_that_is_ended_before_its_first_line_knows_that_others_were_busy(
+    course_folder, mine, monkeypatch
+):
+    begin = "from itertools import islice"
+    late = edited(course_folder, "late.py", (begin, f"import time\ntime.sleep(9)\n{begin}"))
+    race.enter(mine, "late", f"{late} {TINY}")
+    file = mine.folder / "race.toml"
+    file.write_text(file.read_text().replace("seconds = 60", "seconds = 1"))
+    monkeypatch.setattr(organiser.meters, "cpu_seconds_of_others", lambda _: 3 * time.monotonic())
+    (place,) = race.run(mine.folder, progress=False)
+    assert place.word == ranking.OUT
+    assert place.disturbed.startswith("others kept ")
+    assert len(list(course_folder.glob("runs/0*"))) == 2  # it had another try
+    assert sum(runs(mine).values()) == 1
+
+
 @pytest.fixture
 def meter(monkeypatch):
     """A device that takes 100 W, busy or idle."""
