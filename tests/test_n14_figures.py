@@ -7,6 +7,7 @@ from logs import experiment, measure, with_cases
 
 mpl.use("Agg")
 
+from dlojz import runs
 from dlojz.chapters import n14_race as n14
 from dlojz.chapters.n14_race import figures
 from dlojz.course import UserError
@@ -138,3 +139,11 @@ def test_idle_power_is_a_part_of_the_joules(tmp_path):
     ax = n14.plot_joules(path)
     assert "Idle, the GPU takes 50 W: 31 % to 47 % of a run" in title(ax)
     assert texts(ax) == ["5.0 epochs per kJ", "5.0 epochs per kJ"]
+
+
+def test_each_comparison_has_its_own_gate_and_a_difference_behind_is_no_lead():
+    ax = n14.plot_gate(runs.recorded("cpu/14-cpu-race"))
+    assert title(ax).endswith("show a difference of 15.3 points;\n16 would show the 6.4 found")
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels[0].startswith("images-kept: 18.3 points ahead of first, one run of which")
+    assert labels[1].startswith("loader: 6.4 points behind first")

@@ -12,6 +12,7 @@ import pytest
 from made import DAMAGED
 
 from dlojz import cli, course, race
+from dlojz.chapters import n14_race as n14
 from dlojz.images import DataError
 from dlojz.race import entering, leaderboard, organiser, ranking, results, rules
 from dlojz.runs import source
@@ -285,6 +286,14 @@ def test_more_runs_of_the_best_narrow_the_gate(mine):
     assert ranking.quantile(0.05, 10**6) == pytest.approx(1.645, abs=1e-3)
 
 
+def test_a_margin_knows_the_freedom_of_its_gate(mine):
+    put(mine, 1, a=(0.50, 0.52, 0.54))
+    put(mine, 2, a=(0.50, 0.52, 0.54), b=(0.51, 0.53, 0.55))
+    (found,) = [place.margin for place in ranking.standings(mine) if place.margin]
+    assert found.freedom == 4
+    assert n14.gates(found, mine.level)[3] == pytest.approx(found.gate)
+
+
 def test_those_who_come_late_meet_the_best_so_far(mine):
     put(mine, 1, a=(0.50, 0.52, 0.54))
     put(mine, 2, a=(0.30, 0.32, 0.34), b=(0.52, 0.54, 0.56))
@@ -396,7 +405,10 @@ def test_an_entry_that_is_out_is_listed_with_what_disturbed_it_and_what_to_do(mi
     fail(mine, "a")
     told = race.told(mine)
     assert told.startswith("a: out: no weights: it saved none; 1 of its runs ended at the budget")
-    assert "; disturbed: others kept 1.0 of 2 CPUs\n  next: give it fewer epochs, or race" in told
+    assert (
+        "; disturbed: others kept 1.0 of 2 CPUs\n  next: give it fewer epochs, or make a race"
+        in told
+    )
     assert title(race.plot_board(mine)[0]) == "All that have run are out: a"
 
 

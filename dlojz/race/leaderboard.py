@@ -65,7 +65,7 @@ def told(race) -> str:
     for place in ranking.standings(race, [entry.name for entry in entries(race)[0]]):
         lines.append(f"{place.name}: {_words(place) if place.why else place.word}")
         if place.word == ranking.OUT:
-            few = "give it fewer epochs, or race when the machine is quiet or with more --seconds"
+            few = "give it fewer epochs, or make a race with more --seconds, on a quiet machine"
             lines.append(f"  next: {few if place.cut else 'mend it'}, and enter it by a new name")
     return "\n".join(lines) or EMPTY
 
@@ -119,7 +119,7 @@ def plot_board(race, axes=None):
     places = [place for place in every if place.accuracies]
     out = [place for place in every if place.word == ranking.OUT]
     columns = ["accuracy (%)", "seconds; grey: below the floor", "joules"][
-        : 3 if all(p.joules for p in places) else 2
+        : 3 if places and all(p.joules for p in places) else 2
     ]
     shape, size = (1, len(columns)), (9, 2 + 0.42 * len(places))
     with drawing.axes(axes, size, "x", shape, sharey=True) as axes:
@@ -156,6 +156,6 @@ def _finding(race, places, out):
 
 def _setting(race, places, out):
     if not places:
-        return "\n".join(f"{place.name}: {place.why[:100]}" for place in out)
+        return "\n".join(f"{place.name}: {place.why[:100]}" for place in out[:6])
     last = [one for one in results.read(race) if one.done][-1]
     return f"{last.place}; {race.runs} runs each, judged on images that were drawn afterwards"

@@ -149,7 +149,7 @@ def _plot_accuracy(ax, row, values):
     ends = max(0, mean - half), min(100, mean + half)
     ax.plot(ends, (row, row), color=PALETTE["speed"], lw=4, alpha=0.5, solid_capstyle="butt")
     ax.plot(mean, row, "D", ms=6, color=PALETTE["speed"], mec="white")
-    ax.text(max(*ends, *values), row, f"  {mean:.0f}", va="center", fontsize=9)
+    ax.text(max(*ends, *values), row, f"  {mean:.4g}", va="center", fontsize=9)
 
 
 def bought_text(run) -> str:
