@@ -1,14 +1,17 @@
 """`dlojz.watch.program` runs programs of any make unchanged, and logs what they do."""
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+from dlojz.figures.diagnosis import CURES, diagnosis
 from dlojz.runs import log, stats
-from dlojz.traces import breakdown, trace
+from dlojz.traces import breakdown, suspects, trace
 
 BEGIN = """
 import torch
@@ -178,6 +181,26 @@ def test_a_usual_program_is_logged_as_the_courses_trainer(watched):
 def test_a_few_steps_are_in_a_trace(watched):
     found = breakdown.analyse(trace.open_trace(watched["usual"][0]))
     assert found.steps == 2
+
+
+def test_a_diagnosis_has_the_time_a_suspect_and_a_cure(watched):
+    time, suspect, cure = diagnosis(watched["usual"][0])
+    parts = r"(\w+ \d+%(, )?){5}"
+    assert re.fullmatch(rf"time: a step takes [\d.]+ ms \(median, host clock\): {parts}", time)
+    assert suspect.startswith("suspect: ")
+    assert cure in ("cure: notebook 05_dataloader", "cure: notebook 09_compile"), suspect
+
+
+def test_a_run_without_a_trace_is_told_how_to_get_one(watched):
+    time, suspect = diagnosis(watched["an error"][0])
+    assert time.startswith("time: ")
+    assert "no trace" in suspect
+
+
+def test_each_fault_has_a_notebook_that_is_there():
+    assert CURES.keys() == suspects.WORDS.keys() - {"none"}
+    solved = Path(__file__).parent.parent / "solutions"
+    assert all((solved / f"{name}.ipynb").exists() for name in CURES.values())
 
 
 def test_a_step_is_a_batch_of_the_loader(watched):

@@ -21,6 +21,13 @@ CURES = {  # of the suspects' faults: the notebook that teaches it
     "straggler": "06b_scaling",
     "communication": "06b_scaling",
 }
+OF_LOSSES = {  # where no fault was found: by what most of the time is lost to
+    breakdown.LAUNCHES: "09_compile",
+    breakdown.PYTHON: "09_compile",
+    breakdown.DATA: "05_dataloader",
+    breakdown.COMMUNICATION: "06b_scaling",
+    breakdown.COPIES: "05_dataloader",
+}
 SLOW_FORMAT = 0.5  # share of matrix products on tensor cores, below which a format is the cure
 
 
@@ -31,7 +38,9 @@ def diagnosis(run) -> list[str]:
     """
     s = stats.summary(run)
     if not s.step_ms:
-        return ["too few steps were measured: a diagnosis needs 20 or more"]
+        return [
+            "too few steps were measured: the first three are left out, so train a little longer"
+        ]
     parts = ", ".join(f"{name} {share:.0%}" for name, share in s.shares.items())
     lines = [f"time: a step takes {s.step_ms:.3g} ms (median, {s.clock} clock): {parts}"]
     try:
@@ -42,9 +51,10 @@ def diagnosis(run) -> list[str]:
     reading = breakdown.analyse(traces[0])
     lines.append(f"suspect: {suspects.sentence(suspect)}")
     cure = CURES.get(suspect.fault)
-    if cure is None and next(iter(reading.lost), "") == breakdown.LAUNCHES:
-        cure = "09_compile" if reading.lost[breakdown.LAUNCHES] > 1 - breakdown.BOUND else None
+    cause, share = next(iter(reading.lost.items()), ("", 0.0))
+    if cure is None and share > 1 - breakdown.BOUND:
+        cure = OF_LOSSES.get(cause)
     if cure is None and reading.tensor_cores is not None and reading.tensor_cores < SLOW_FORMAT:
         lines[-1] += f"; {reading.tensor_cores:.0%} of the matrix products are on tensor cores"
         cure = "02_amp"
-    return [*lines, f"cure: notebook {cure}" if cure else "cure: none is needed for what was seen"]
+    return [*lines, f"cure: notebook {cure}" if cure else "cure: no notebook, for what was seen"]
