@@ -14,7 +14,6 @@ import math
 import weakref
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import wraps
 
@@ -324,13 +323,11 @@ class Batches:
 
 def sizes(batch) -> dict[str, int]:
     """Return the images of a batch, by its first tensor, and the tokens of one of whole numbers."""
-    if isinstance(batch, torch.Tensor):
-        tokens = {} if batch.is_floating_point() or batch.ndim != 2 else {"tokens": batch.numel()}
-        return {"images": len(batch)} | tokens if batch.ndim else {}
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    if not isinstance(batch, Mapping | list | tuple):
+    first = next((tensor for tensor in account.tensors(batch) if tensor.ndim), None)
+    if first is None:
         return {}
-    return next(filter(None, map(sizes, parts)), {})
+    tokens = {} if first.is_floating_point() or first.ndim != 2 else {"tokens": first.numel()}
+    return {"images": len(first)} | tokens
 
 
 def _inside(model):
