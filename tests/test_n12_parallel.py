@@ -20,6 +20,7 @@ from dlojz.chapters.n12_model_parallel.exercise import HAND, PLAN, RING, STAGES,
 from dlojz.check import check, judge
 from dlojz.check import exercise as exercises
 from dlojz.check.exercise import State
+from dlojz.course import UserError
 from dlojz.launch import submit
 from dlojz.runs import log
 
@@ -481,6 +482,14 @@ def test_an_error_on_one_rank_is_told_from_the_wait_of_the_other(verdict):
     text = repr(verdict("an error on one rank"))
     assert re.search(r"process 1: line \d+: AssertionError", text)
     assert "process 0 waited for it in vain" in text
+
+
+def test_an_error_is_told_although_the_other_process_waits_for_ever(monkeypatch):
+    # So it does on a GPU, in an all-reduce: no timeout of NCCL ends that.
+    monkeypatch.setattr(job, "LEAST_S", 0.2)
+    monkeypatch.setattr(idr_torch, "size", 2)
+    with pytest.raises(UserError, match=r"in a ring: process 0: line 7: ValueError: no.*in vain"):
+        job.exchanged(dist.HashStore(), "in a ring", {"raised": "line 7: ValueError: no"}, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ KINDS = {
     **dict.fromkeys(("alltoall", "alltoall_base", "all_to_all_single"), "all-to-all"),
     **{name: name for name in ("send", "broadcast", "reduce")},
 }
+LEAST_S = 15.0  # that a process waits for the notes of others, once it has met an error
 WAITED = re.compile(r"timed out|timeout|(closed|reset) by peer", re.I)
 
 
@@ -66,9 +67,21 @@ def examine(path):
             torch.manual_seed(seed)
             with joined(dist.PrefixStore(way, store), device, args.patience):
                 seen = tried(partial(WAYS[way], module, device), path)
-                store.set(f"{way} {idr_torch.rank}", json.dumps(seen))
-                ranks = [json.loads(store.get(f"{way} {r}")) for r in range(idr_torch.size)]
+                ranks = exchanged(store, way, seen, args.patience)
             run.case(way, ranks=ranks)
+
+
+def exchanged(store, way, seen, patience) -> list[dict]:
+    """Return the notes of each process. After an error here, others may wait for ever on a GPU."""
+    store.set(f"{way} {idr_torch.rank}", json.dumps(seen))
+    names = [f"{way} {rank}" for rank in range(idr_torch.size)]
+    if "raised" in seen:
+        try:
+            store.wait(names, timedelta(seconds=max(LEAST_S, 1.4 * patience)))
+        except dist.DistStoreError:
+            told = f"process {idr_torch.rank}: {seen['raised']}; another one waited for it in vain"
+            raise UserError(f"{way}: {told}") from None
+    return [json.loads(store.get(name)) for name in names]
 
 
 @contextmanager
@@ -78,20 +91,25 @@ def joined(store, device, patience):
     It is not bound to a GPU (device_id): torch 2.11 then ends with a segmentation fault when a mesh
     divides the second such group of a process.
     """
-    nccl = device.type == "cuda"
+    nccl, rank, size = device.type == "cuda", idr_torch.rank, idr_torch.size
     if nccl:
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if nccl else "gloo",
         store=store,
-        rank=idr_torch.rank,
-        world_size=idr_torch.size,
+        rank=rank,
+        world_size=size,
         timeout=timedelta(seconds=patience),
     )
     distributed.keep_group()
     if nccl:
-        # A first message makes NCCL's connections: no timeout ends that if a process is missing.
-        dist.all_reduce(torch.zeros(1, device=device))
+        # First messages make NCCL's connections: no timeout ends that if a process is missing.
+        zero, near = torch.zeros(1, device=device), [(rank + hop) % size for hop in (1, -1)]
+        dist.all_reduce(zero)
+        sent = [dist.P2POp(dist.isend, zero, peer) for peer in near]
+        received = [dist.P2POp(dist.irecv, torch.empty_like(zero), peer) for peer in near[::-1]]
+        for work in dist.batch_isend_irecv(sent + received):
+            work.wait()
         faulthandler.dump_traceback_later(1.5 * patience, exit=True)  # for those made later
     try:
         yield
