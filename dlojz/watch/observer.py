@@ -11,6 +11,7 @@ Nothing waits for the device but the ends of measured windows: see `chronometer`
 """
 
 import math
+import os
 import weakref
 from argparse import Namespace
 from collections import Counter
@@ -167,6 +168,8 @@ class Observer:
         self.run.program(device, weights)
         self.chrono = Marks(device, self.run)
         if not (private.is_profiling() or self._accounts):  # one profiler at a time
+            # Else CUPTI slows each launch until the program ends: pytorch/pytorch/pull/146604.
+            os.environ.setdefault("TEARDOWN_CUPTI", "1")
             self.chrono.profiler = torch.profiler.profile(
                 schedule=torch.profiler.schedule(**SCHEDULE),
                 on_trace_ready=self.run.save_trace,
