@@ -84,18 +84,33 @@ def test_an_answer_is_explained_kept_and_shown_again(shown):
     assert "- " in repr(shown[0]), "text where there are no widgets"
     for given, word in ((0, "Not quite."), (right, "Yes.")):
         first = shown[0].children[1]
-        first.value = first.options[given]
+        first.value = text = answers[given].text.replace("`", "")
         widgets.quiz("gpu-timer")
         for box in (shown[0], shown[-1]):
             _, choice, verdict = box.children
-            assert choice.value == choice.options[given]
+            assert choice.value == text
             assert word in verdict.value
             assert answers[given].why in verdict.value
             assert (answers[right].why in verdict.value) == (given == right), "nor given away"
-        assert f"x {choice.options[given]}" in repr(shown[-1])
+        assert f"x {answers[given].text}" in repr(shown[-1])
         assert answers[given].why in repr(shown[-1])
     kept = [entry["value"] for entry in progress.load()["quizzes"]["gpu-timer"]]
     assert kept == [0, right], "to show is not to answer"
+
+
+def test_each_trainee_sees_the_answers_in_an_order_of_their_own(shown, monkeypatch):
+    orders = set()
+    for trainee in "abcdefgh":
+        monkeypatch.setenv("JUPYTERHUB_USER", trainee)
+        widgets.quiz("gpu-timer")
+        widgets.quiz("gpu-timer")
+        again, options = (box.children[1].options for box in shown[-2:])
+        assert again == options
+        assert {*options} == {a.text.replace("`", "") for a in QUIZZES["gpu-timer"].answers}
+        listed = [line[4:] for line in repr(shown[-1]).splitlines()[1:]]
+        assert [text.replace("`", "") for text in listed] == [*options]
+        orders.add(options)
+    assert len(orders) > 2
 
 
 def test_an_answer_that_the_quiz_no_longer_has_is_not_shown(shown):

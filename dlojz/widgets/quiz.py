@@ -4,6 +4,8 @@ Those of a notebook are in its chapter's quiz.toml. The trainee's answers are ke
 `dlojz.course.progress`.
 """
 
+import os
+import random
 import re
 import tomllib
 from dataclasses import dataclass
@@ -71,8 +73,8 @@ def quiz(key: str):
     asked = QUIZZES[key]
     # A radio button's text has no markup.
     texts = [answer.text.replace("`", "") for answer in asked.answers]
-    kept = _kept(key, asked)
-    choice = ipywidgets.RadioButtons(options=texts, value=None if kept is None else texts[kept])
+    kept, shown = _kept(key, asked), [texts[i] for i in order(key)]
+    choice = ipywidgets.RadioButtons(options=shown, value=None if kept is None else texts[kept])
     choice.layout.width = "100%"
     verdict = ipywidgets.HTML("" if kept is None else _verdict(asked.answers[kept]))
 
@@ -85,7 +87,15 @@ def quiz(key: str):
 
     choice.observe(answer, names="value")
     question = ipywidgets.HTML(close_lines(f"<b>{as_html(asked.question)}</b>"))
-    display(Column([question, choice, verdict], lambda: _text(asked, _kept(key, asked))))
+    display(Column([question, choice, verdict], lambda: _text(key, asked, _kept(key, asked))))
+
+
+def order(key: str) -> list[int]:
+    """Return the order in which a quiz's answers are shown: the trainee's own, always the same."""
+    trainee = os.environ.get("JUPYTERHUB_USER") or progress.file()
+    places = list(range(len(QUIZZES[key].answers)))
+    random.Random(f"{trainee} {key}").shuffle(places)
+    return places
 
 
 def _kept(key, asked):
@@ -94,9 +104,9 @@ def _kept(key, asked):
     return given if given is not None and given < len(asked.answers) else None
 
 
-def _text(asked, given):
+def _text(key, asked, given):
     """Return the quiz as text, with the answer that was given."""
-    answers = [f"  {'x' if i == given else '-'} {a.text}" for i, a in enumerate(asked.answers)]
+    answers = [f"  {'x' if i == given else '-'} {asked.answers[i].text}" for i in order(key)]
     lines = [asked.question, *answers]
     if given is not None:
         picked = asked.answers[given]
