@@ -262,7 +262,7 @@ def test_a_suspect_in_words_says_how_sure_it_is_and_what_settles_it():
     words = "the host does something else for a while (probable): seen. To settle it: record again"
     assert suspects.sentence(probable) == words
     healthy = suspects.Suspect("none", 0.0, "it computes")
-    assert suspects.sentence(healthy) == "no fault was found: it computes"
+    assert suspects.sentence(healthy) == "no known fault: it computes"
     small = suspects.Suspect("small-batch", 0.9, "seen")
     assert "two images" not in suspects.sentence(small), "which no trace can tell"
 

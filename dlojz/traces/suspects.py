@@ -17,7 +17,7 @@ from dlojz.traces import breakdown, host, kinds, spans, trace
 
 # What a trace shows, in any training run: the faults of notebook 04's mysteries, and others.
 WORDS = {
-    "none": "no fault was found",
+    "none": "no known fault",
     "item": "the host reads many numbers from the device",
     "unpinned": "batches are copied from memory that is not pinned",
     "one-worker": "the loader does not keep up",
@@ -395,8 +395,10 @@ def _nothing(witness):
     several = any(SEVERAL in e.name for e in witness.trace.ranges)
     who = "device" if reading.device else "processor"
     computed = 1 - sum(reading.lost.values())
-    words = f"the {who} computes for {computed:.0%} of the step"
-    if reading.lost and computed < breakdown.BOUND:
+    poor = reading.lost and computed < breakdown.BOUND
+    only = "only " if poor else ""
+    words = f"the {who} computes for {only}{computed:.0%} of the step"
+    if poor:
         cause, share = next(iter(reading.lost.items()))
         words += f"; most of the rest is lost to: {cause}, {share:.0%}"
         if cause == breakdown.LAUNCHES:
