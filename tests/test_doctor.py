@@ -153,7 +153,7 @@ def test_a_torch_that_was_not_tested_is_named_in_one_line():
 def test_what_costs_little_is_a_note():
     changes = {"pinned": {"numpy": "2.3.4", "torch": "2.11.0"}, "pythonpath": "/old"}
     changes |= {"open_files": 1024, "slurm_error": "sbatch: fatal: no DNS", "python_headers": False}
-    changes |= {"openssl": False}
+    changes |= {"openssl": False, "recompiled": True}
     problems = doctor.diagnose(
         facts(cpu=cpu(affinity=4, threads=64), software=software(**changes))
     ).problems
@@ -165,6 +165,7 @@ def test_what_costs_little_is_a_note():
         "torch.compile lacks Python.h, openssl",
         "sbatch does not answer: sbatch: fatal: no DNS",
         "PYTHONPATH=/old comes before the installed packages",
+        "PYTHONDONTWRITEBYTECODE is set, and each job compiles torch's files again",
     ]
 
 

@@ -8,6 +8,7 @@ wait for its import, and a broken torch is a fact rather than a traceback.
 """
 
 import importlib.metadata
+import importlib.util
 import json
 import mmap
 import os
@@ -285,7 +286,14 @@ def software(packages, folder=".") -> dict:
         locked_bytes=_limits(resource.RLIMIT_MEMLOCK)[0],
         pythonpath=path or None,
         shadows=shadows([os.getcwd(), *path.split(os.pathsep)]),
+        recompiled=sys.dont_write_bytecode and not _is_compiled("torch"),
     )
+
+
+def _is_compiled(package: str) -> bool:
+    """Return whether Python finds the bytecode of a package; True if the package is missing."""
+    found = importlib.util.find_spec(package)
+    return found is None or Path(importlib.util.cache_from_source(found.origin)).exists()
 
 
 def _limits(which: int) -> list[int | None]:
