@@ -50,6 +50,22 @@ def test_a_quiz_has_one_right_answer_and_an_explanation_of_each(subtests):
             assert len(set(whys)) == len(whys)
 
 
+def test_the_right_answer_is_not_longer_than_the_longest_wrong_one():
+    longer = [key for key, quiz in QUIZZES.items() if chance(quiz, max) == 1]
+    assert longer == [], "shorten it, with its reason in `why`, or say a wrong one as precisely"
+
+
+@pytest.mark.parametrize("pick", [max, min])
+def test_picking_by_length_passes_few_quizzes(pick):
+    assert sum(chance(quiz, pick) for quiz in QUIZZES.values()) <= 0.4 * len(QUIZZES)
+
+
+def chance(quiz, pick):
+    """Return the chance of the right answer among those of the picked length."""
+    sizes = [len(answer.text) for answer in quiz.answers]
+    return (sizes[quiz.right] == pick(sizes)) / sizes.count(pick(sizes))
+
+
 def test_the_explanation_of_a_wrong_answer_does_not_quote_the_right_one():
     quoting = [
         (key, answer.why)
