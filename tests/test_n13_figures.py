@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import optuna
 import pytest
-from logs import with_cases
+from logs import experiment, with_cases
 
 from dlojz.chapters import n13_search as n13
 from dlojz.chapters.n13_search import figures, recorded
@@ -182,6 +182,32 @@ def test_the_curves_of_a_study_are_in_percent_over_epochs(monkeypatch):
     assert curves.yaxis.get_major_formatter()(0.5) == "50.0"
 
 
+def test_a_kept_study_shows_what_stopping_saved_and_its_best_trial_again(tmp_path):
+    job = {"event": "case", "worker": 0, "begin_s": 0.0}
+    trials = [
+        job | trial("study", curve, case=f"trial {n}", seconds=seconds) | {"phase": "trial"}
+        for n, (curve, seconds) in enumerate(
+            [([0.1, 0.2, 0.6], 10.0), ([0.1, 0.5, 0.8], 12.0), ([0.1], 7.0), ([0.1], 6.0)]
+        )
+    ]
+    trials[2]["worker"] = 1
+    again = [
+        job | {"case": f"again {n}", "phase": "again", "seconds": 9.0, "accuracies": [0.1, last]}
+        for n, last in enumerate((0.75, 0.76, 0.77))
+    ]
+    setup = {"event": "setup", "device": "cuda:0", "device_name": "X1"}
+    setup |= {"train_images": 1200, "val_images": 100}
+    axes = n13.plot_jobs(experiment(tmp_path / "study.jsonl", setup, *trials, *again, **TASK))
+    first, second = title(axes).splitlines()
+    assert first == (  # 8 of 12 epochs, and 35 of 4 x 11 s
+        "Stopping 2 of 4 trials saved 33 % of their epochs, and 20 % of their GPU-seconds"
+    )
+    assert second.endswith("had 80.0 %; again, with fresh seeds on unseen images: 76.0 ± 2.5 %")
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["worker 0", "worker 1"]
+    assert [text.get_text() for text in axes[0].texts] == ["60.0", "80.0"]
+    assert [text.get_text() for text in axes[1].texts] == ["22", "13", "44"]
+
+
 def transferred():
     found = []
     for number, (small, large) in enumerate(((0.5, 0.3), (0.8, 0.6), (0.7, 0.7))):
@@ -233,3 +259,5 @@ def test_the_log_of_another_experiment_is_refused(run, moved):
         n13.plot_transfer(run)
     with pytest.raises(UserError, match=r"no 'study' in it; expected a run of studies\.py"):
         n13.plot_budgets(moved)
+    with pytest.raises(UserError, match=r"expected a run of tools/keep_study\.py"):
+        n13.plot_jobs(run)

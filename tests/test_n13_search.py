@@ -21,7 +21,7 @@ from programs import REPOSITORY, experiment_file
 from conftest import fill
 from dlojz import launch
 from dlojz.chapters import n13_search as n13
-from dlojz.chapters.n13_search import exercise, journal, worker
+from dlojz.chapters.n13_search import exercise, journal, kept, worker
 from dlojz.chapters.n13_search import study as studies
 from dlojz.check import CheckError, check
 from dlojz.check.exercise import State
@@ -82,7 +82,7 @@ def test_only_the_paragraphs_of_the_trainee_are_prepared():
     assert "TODO" not in SOLVED
 
 
-def test_a_study_of_the_trainer_passes(course_folder):
+def test_a_study_of_the_trainer_passes_and_is_kept_as_one_log(course_folder):
     study = n13.search("solutions/search.py", "first", trials=6, workers=2)
     jobs = n13.again("solutions/search.py", study)
     assert [job.state for job in jobs] == ["COMPLETED"] * 3
@@ -95,6 +95,18 @@ def test_a_study_of_the_trainer_passes(course_folder):
     assert len(said) == 2
     assert check("13_search").job == check("13_search", "first").job == study
     assert check("13_search", jobs[0]).job == study
+    keep = [sys.executable, REPOSITORY / "tools/keep_study.py", course_folder / "kept.jsonl"]
+    subprocess.run(keep, check=True)
+    held = kept.read(course_folder / "kept.jsonl")
+    assert [t["accuracies"][-1] for t in held.complete] == pytest.approx(
+        [t.value for t in study.found if t.state.name == "COMPLETE"], abs=1e-4
+    )
+    assert len(held.trials) == 6
+    assert len(held.again) == 3
+    assert held.seconds["complete"] > 0 < min(case["seconds"] for case in held.again)
+    [start, *_] = map(json.loads, (course_folder / "kept.jsonl").read_text().splitlines())
+    assert start["command"].startswith("search.py --study first --trials 6 --workers 2 --command")
+    assert "lr" not in start["arguments"]
 
 
 # Wrong and right answers --------------------------------------------------------------------------
@@ -447,6 +459,12 @@ def test_a_study_that_is_not_there_is_named(quick):
         _ = n13.Study(quick / "runs/studies/x").optuna
     with pytest.raises(n13.SearchError, match="trials=0, workers=2: expected at least 1"):
         search(quick, trials=0)
+
+
+def test_a_study_is_kept_with_its_best_trial_again(quick):
+    study = search(quick, trials=1, workers=1)
+    with pytest.raises(n13.SearchError, match=r"no run of its best trial again: n13\.again first"):
+        list(kept.events(study))
 
 
 def test_new_images_are_drawn_only_for_a_set_of_ours(quick):

@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from dlojz.chapters.n13_search import kept
 from dlojz.chapters.n13_search.recorded import (
     PRUNERS,
     SAMPLERS,
@@ -35,6 +36,7 @@ from dlojz.table import Table
 
 COLOURS = dict(zip(PRUNERS, SERIES, strict=False))
 GREY, RED = PALETTE["limit"], PALETTE["failure"]
+CENTRED = {"ha": "center", "va": "center", "fontsize": 9}
 SEVERAL = 3  # values, from which on an interval says something
 
 transfer_of = partial(drawing.of_experiment, field="model", experiment="experiments/transfer.py")
@@ -308,6 +310,55 @@ def plot_mattered(run):
     with _optunas() as plots:
         importances = plots.plot_param_importances(known, target_name=name)
         return importances, *plots.plot_slice(known, target_name=name)
+
+
+# A study whose trials are jobs --------------------------------------------------------------------
+
+
+def plot_jobs(run, axes=None):
+    """Draw the trials of a kept study over time, by worker, and the seconds that they used.
+
+    Grey: stopped. A number in a bar on the left: the accuracy of a complete trial, in percent.
+    """
+    study, log = kept.read(run), kept.of_study(run)
+    with drawing.axes(axes, (11, 3.6), "x", (1, 2), width_ratios=(2.6, 1)) as axes:
+        for trial in study.trials:
+            _plot_job(axes[0], trial, SERIES[2] if trial is study.best else SERIES[0])
+        workers = sorted({trial["worker"] for trial in study.trials})
+        drawing.rows(axes[0], [f"worker {worker}" for worker in workers])
+        axes[0].set_xlabel("seconds")
+        drawing.stack(axes[1], 0, study.seconds, {"complete": SERIES[0], "stopped": GREY})
+        drawing.write_widths(axes[1], "{:.0f}", 0, color="white", fontsize=9)
+        axes[1].barh(1, study.unstopped_s, 0.6, color="none", edgecolor=SERIES[0], ls="--")
+        axes[1].text(study.unstopped_s / 2, 1, f"{study.unstopped_s:.0f}", **CENTRED)
+        drawing.rows(axes[1], ["used", f"{len(study.trials)} whole"])
+        axes[1].set_xlabel(_clock(run))
+        drawing.legend(axes[1])
+        images = "{train_images:,} images, validated on {val_images:,}".format(**log.setup)
+        task = "{model}, {image_size} px, {}; {epochs} epochs".format(
+            images, **summary(run).arguments
+        )
+        setting = f"Each of {len(workers)} workers has one job at a time. {task}\n"
+        entitle(axes[0], _jobs_text(study, _clock(run)), setting + drawing.where(run))
+    return axes
+
+
+def _plot_job(ax, trial, colour):
+    """Draw a trial's job, with its accuracy if it is complete."""
+    row, begin, seconds = (trial[name] for name in ("worker", "begin_s", "seconds"))
+    colour = colour if is_complete(trial) else GREY
+    ax.barh(row, seconds, 0.7, begin, color=colour, edgecolor="white")
+    if is_complete(trial):
+        ax.text(begin + seconds / 2, row, f"{last(trial):.1f}", color="white", **CENTRED)
+
+
+def _jobs_text(study, clock):
+    """Return what stopping saved, and what the best trial has again."""
+    n, again = len(study.trials), spread(last(case) for case in study.again)
+    saved = f"{study.saved_epochs:.0%} of their epochs, and {study.saved_s:.0%} of their {clock}"
+    text = f"Stopping {n - len(study.complete)} of {n} trials saved {saved}".replace("%", " %")
+    text += f"\nThe best (green) had {last(study.best):.1f} %; again, with fresh seeds on unseen "
+    return f"{text}images: {again} %"
 
 
 # The larger model --------------------------------------------------------------------------------
