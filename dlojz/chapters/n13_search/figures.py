@@ -102,9 +102,10 @@ def plot_budgets(run, axes=None):
         axes[0].set_ylim(bottom=low - 0.4 * (high - low))  # room for the legend
         drawing.legend(axes[-1], 1, (1, 0), loc="lower right", fontsize=8)
         repeats = len({search.repeat for search in searches(run)})
-        marks = f"Bands: {repeats} repeats; diamonds: fresh seeds, unseen images. "
-        text = f"{_winners_text(run)}. They reach, with fresh seeds on unseen images,"
-        entitle(axes[0], f"{text}{_budgets_text(found)}", _setting(run, marks))
+        marks = f"Bands: {repeats} repeats; diamonds: fresh seeds, unseen images; bars: 95 %. "
+        text = f"Shown to be better than random search: {_ahead(found)} (repeats: {repeats})\n"
+        text += f"Winners with fresh seeds on unseen images, {_budgets_text(found)}"
+        entitle(axes[0], text, _setting(run, marks))
     return axes
 
 
@@ -128,17 +129,28 @@ def _plot_budget(ax, every, end, shift):
 
 def _beside_random(found, name):
     """Return the difference of a sampler's winners from random search's, in words."""
+    difference = name != "random" and _difference(found, name)
+    return f"winners beside random search's:\n{paired.words(difference)}" if difference else "\n"
+
+
+def _difference(found, name):
+    """Return the difference of a sampler's winners from random search's; None without both."""
     clean, own = (
         {s.repeat: s.fresh("unseen") for s in found.get((n, "none"), [])} for n in ("random", name)
     )
-    difference = paired.difference(clean, own)
-    told = name != "random" and difference
-    return f"winners beside random search's:\n{paired.words(difference)}" if told else "\n"
+    return paired.difference(clean, own)
+
+
+def _ahead(found):
+    """Return the samplers that are shown to be better than random search, in words."""
+    shown = {name: _difference(found, name) for name in SAMPLERS}
+    ahead = [SAMPLERS[name] for name, each in shown.items() if each and each.word == paired.BETTER]
+    return " and ".join(ahead) or "no sampler"
 
 
 def _budgets_text(found):
     """Return the accuracy of the winners, without and with Hyperband."""
-    lines = ""
+    lines = []
     for pruner, title in PRUNERS.items():
         again = {
             every[0].sampler: statistics.fmean(s.fresh("unseen") for s in every)
@@ -146,8 +158,8 @@ def _budgets_text(found):
             if key[1] == pruner
         }
         told = ", ".join(f"{SAMPLERS[name]} {percent:.1f} %" for name, percent in again.items())
-        lines += f"\n{title}: {told}"
-    return lines
+        lines.append(f"{title}: {told}")
+    return "\n".join(lines)
 
 
 # The stopped trials ------------------------------------------------------------------------------
