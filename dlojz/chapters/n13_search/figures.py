@@ -365,7 +365,7 @@ def _plot_job(ax, trial, colour):
 
 
 def _jobs_text(study, clock):
-    """Return what stopping saved, and what the best trial has again."""
+    """Return the savings of stopping, and the accuracy of the best trial again, in words."""
     n, again = len(study.trials), spread(last(case) for case in study.again)
     saved = f"{study.saved_epochs:.0%} of their epochs, and {study.saved_s:.0%} of their {clock}"
     text = f"Stopping {n - len(study.complete)} of {n} trials saved {saved}".replace("%", " %")
