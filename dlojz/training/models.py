@@ -1,6 +1,7 @@
 """The models that `--model` names: torchvision's classifiers, and larger vision transformers."""
 
 from collections import Counter
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -163,7 +164,7 @@ def initialize(name: str, weight, generator):
 def recompute(block):
     """Keep only the input of a block; the backward pass computes the rest again."""
     forward = block.forward
-    block.forward = lambda x: torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=False)
+    block.forward = partial(torch.utils.checkpoint.checkpoint, forward, use_reentrant=False)
 
 
 def dimension(weight) -> Shard | None:
