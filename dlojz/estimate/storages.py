@@ -13,7 +13,10 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from dlojz.training import private, sharding
 from dlojz.training.replaced import replaced
@@ -50,6 +53,7 @@ class Storages(private.dispatch_mode()):
         self._fake = private.fake_mode()
         self._live = {}  # by number: bytes, and the weak reference that reports the end
         self._context = ExitStack()
+        self._value = 0.0  # of each tensor: for GradScaler no infinity, for Adam its first step
 
     def __enter__(self):
         resize = torch.UntypedStorage.resize_
@@ -61,6 +65,12 @@ class Storages(private.dispatch_mode()):
 
         for each in (replaced(torch.UntypedStorage, resize_=resized), as_on_a_gpu(), self._fake):
             self._context.enter_context(each)
+        for register, value in (
+            (register_optimizer_step_pre_hook, 1.0),
+            (register_optimizer_step_post_hook, 0.0),
+        ):
+            hook = register(lambda *_, value=value: setattr(self, "_value", value))
+            self._context.callback(hook.remove)
         return super().__enter__()
 
     def __exit__(self, *error):
@@ -71,7 +81,7 @@ class Storages(private.dispatch_mode()):
         if DTensor in types:
             return NotImplemented  # its shards follow one by one
         if str(function) == VALUE:
-            return 0.0  # for GradScaler: no infinity was found
+            return self._value
         out = function(*args, **(kwargs or {}))
         private.forget(self._fake)
         if not function.is_view:
@@ -134,8 +144,15 @@ def as_on_a_gpu():
         operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
         library.impl(operation, in_float32(operation, name in WITH_DTYPE), "AutocastCPU")
     foreach = register_optimizer_step_pre_hook(with_one_kernel)
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def fused(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **named):
+        # A GPU's kernels draw the dropout without keeping the scores, unlike a processor's.
+        return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
+
     try:
-        yield
+        with replaced(torch.nn.functional, scaled_dot_product_attention=fused):
+            yield
     finally:
         foreach.remove()
         del library  # ends its implementations, even if an error keeps this frame alive
