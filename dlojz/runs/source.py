@@ -1,8 +1,12 @@
 """A program's source, read to know what it is before it is run, and never run."""
 
 import ast
+import difflib
+import os
 import re
+import sys
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from dlojz.course import UserError
@@ -12,6 +16,7 @@ FUNCTIONS = (
     *("parse_args", "set_numerics", "set_device", "build_model", "build_loaders"),
     *("build_training", "train_step"),
 )
+LIBRARIES = {"timm": "timm", "hf": "transformers"}  # of models, by the word before a colon
 GUARD = re.compile("__name__ == '__main__'|'__main__' == __name__")
 TRAINS = {"train_step", "backward"}  # a call of one of these is a training
 LOGGING = ("dlojz.training.chronometer", "dlojz.runs.log")  # with these a program writes a log
@@ -28,6 +33,10 @@ def must_be_trainer(file: Path):
             "course's trainer, dlojz/dlojz.py. To try a model of your own, return it from "
             "build_model there"
         )
+    _must_not_train(file, statements)
+
+
+def _must_not_train(file, statements):
     functions = {node.name: node for node in statements if isinstance(node, ast.FunctionDef)}
     for node in statements:
         if not hasattr(node, "body") and TRAINS & _calls(node, functions):
@@ -35,6 +44,47 @@ def must_be_trainer(file: Path):
                 f"{file}, line {node.lineno}: was not run, as it would train when it is imported; "
                 'expected this line under `if __name__ == "__main__":`'
             )
+
+
+def names_model(word: str) -> bool:
+    """Return whether a word names a model that is not the course's, such as timm:resnet50."""
+    return ":" in word and not Path(word).exists()
+
+
+def must_name_model(word: str):
+    """Raise UserError for a model that can't be had, as far as its source says; run nothing."""
+    module, _, name = word.partition(":")
+    if not name or not all(part.isidentifier() for part in module.split(".")):
+        raise UserError(f"{word}: expected module:function, timm:NAME or hf:NAME")
+    library = LIBRARIES.get(module)
+    spec = _spec(library or module)
+    if library and spec is None:
+        raise UserError(f"{word} needs {library}, which is not installed: pip install {library}")
+    if spec is None:
+        raise UserError(
+            f"{word}: no module {module!r} in this folder or among the installed ones; expected "
+            f"{module.replace('.', '/')}.py here, as for `python -m {module}`"
+        )
+    if library or not (spec.origin or "").endswith(".py"):
+        return
+    file = Path(os.path.relpath(spec.origin))
+    statements = [*_at_import(_read(file).body)]
+    names = {each for node in statements for each in _defined(node) if each}
+    if name not in names and not names & {"*", "__getattr__"}:
+        near = difflib.get_close_matches(name, names, 3, 0.6)
+        guess = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UserError(f"{file} has no function {name!r}{guess}")
+    _must_not_train(file, statements)
+
+
+def _spec(module):
+    """Return the spec of a module, in this folder or installed, without importing its packages."""
+    path, spec = [os.getcwd(), *sys.path], None
+    for name in module.split("."):
+        if path is None or (spec := PathFinder.find_spec(name, path)) is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec
 
 
 def writes_log(file: Path) -> bool:

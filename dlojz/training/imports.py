@@ -1,6 +1,8 @@
 """Modules loaded from a path instead of by name, which two programs may share."""
 
 import importlib.util
+import os
+import re
 import sys
 import traceback
 from functools import cache
@@ -43,6 +45,16 @@ def trainer(file):
         raise UserError(
             f"{file}{where} can't be imported: {type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+def last_line(error) -> str:
+    """Return an error in a line: the place in the reader's program, its class and message."""
+    places = traceback.extract_tb(error.__traceback__)
+    own = [
+        p for p in places if not re.search(r"/(site-packages|importlib|dlojz)/|<frozen", p.filename)
+    ]
+    where = f"{os.path.relpath(own[-1].filename)}, line {own[-1].lineno}: " if own else ""
+    return f"{where}{type(error).__name__}: {first_line(error)}"
 
 
 def first_line(error):
