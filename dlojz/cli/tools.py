@@ -18,6 +18,10 @@ from dlojz.runs import memory, source
 from dlojz.table import harmless
 
 SIZES = ("classes", "images_per_class", "val_images_per_class")  # of a preset, as flags
+COMMAND = (
+    '"dlojz/dlojz.py --model resnet18 -b 64" or a model of your own, "mymodels:build -b 64", in '
+    "quotes; it runs here"
+)
 JUDGE = """\
 With --judge, the classes are those of --seed, and the images of val/ others than in any set so far:
 what was tuned on val/ is judged on them. train/ stays empty, unless --images-per-class is given.
@@ -43,7 +47,7 @@ def add(command):
 
     arg = command("worth", _worth)
     arg("subject", choices=("compile",), help="the optimization to predict")
-    arg("command", nargs=1, help='"dlojz/dlojz.py --model resnet18 -b 64", in quotes; it runs here')
+    arg("command", nargs=1, help=COMMAND)
     arg("--steps", type=int, help="number of steps of your training run")
     arg("--mode", choices=worth.MODES, default="default", help="mode of torch.compile")
     arg("--measure", action="store_true", help="then compile the whole model, and compare")
@@ -85,10 +89,14 @@ def _worth(args):
         raise ValueError(f"--steps {args.steps}: expected how many steps you train, at least 1")
     if not args.measure:
         worth.must_know(args.mode)  # before minutes are spent
-    trainer, flags = launch.trainer_and_flags(args.command[0])
-    source.must_be_trainer(trainer)
-    if large := jobs.too_large(args.command):
-        print(large, file=sys.stderr)
+    first, *flags = shlex.split(args.command[0]) or [""]
+    if source.names_model(trainer := first):
+        source.must_name_model(trainer)
+    else:
+        trainer, flags = launch.trainer_and_flags(args.command[0])
+        source.must_be_trainer(trainer)
+        if large := jobs.too_large(args.command):
+            print(large, file=sys.stderr)
     words = [f"--mode={args.mode}", *["--measure"] * args.measure, str(trainer), *flags]
     status, row = _result_of("dlojz.chapters.n09b_modes.measuring", words)
     if row and args.json:
@@ -104,9 +112,9 @@ def _estimate(args):
 
     memory.must_be_positive(args)
     memory.must_divide(args)
+    memory.must_be_inputs(args)
     limit = memory.bytes_of(args.fits) if args.fits else None
-    trainer, _ = launch.trainer_and_flags(shlex.quote(args.trainer or "dlojz/dlojz.py"))
-    source.must_be_trainer(trainer)
+    trainer = _trainer_of(args)
     given = {name: value for name, value in vars(args).items() if value is not None}
     own = ("run", "json", "trainer")
     words = [f"--{n.replace('_', '-')}={value}" for n, value in given.items() if n not in own]
@@ -118,6 +126,23 @@ def _estimate(args):
         if limit:
             print(f"\n{tables.fits(row, limit)}")
     return status
+
+
+def _trainer_of(args):
+    """Return the file of the trainer that estimates a model of the course's; a name for others."""
+    if not source.names_model(args.model):
+        if args.input or args.tokens:
+            raise ValueError(
+                f"--model {args.model} takes images: expected --image-size, or a model of your own "
+                "such as mymodels:build"
+            )
+        trainer, _ = launch.trainer_and_flags(shlex.quote(args.trainer or "dlojz/dlojz.py"))
+        source.must_be_trainer(trainer)
+        return trainer
+    if args.trainer or args.flags:
+        raise ValueError(f"--model {args.model} needs no trainer: leave out --trainer and --flags")
+    source.must_name_model(args.model)
+    return args.model
 
 
 def _result_of(module, words):

@@ -10,10 +10,12 @@ the missing blocks.
 
 import argparse
 import json
+import logging
 import math
 import shlex
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -35,8 +37,9 @@ from dlojz import idr_torch
 from dlojz.course import UserError
 from dlojz.estimate import divided
 from dlojz.estimate.storages import UNCLEAR, Storages
-from dlojz.runs import memory
-from dlojz.training import data, imports, models, private, sharding
+from dlojz.runs import memory, source
+from dlojz.training import any_model, data, imports, models, private, sharding
+from dlojz.training.any_model import DTYPES
 from dlojz.training.replaced import replaced
 
 CLASSES, UPDATES = 1000, 100_000  # of the synthetic images, and of the schedule
@@ -44,7 +47,6 @@ STEPS = 2  # the second one begins with the first one's gradients and momentum
 SHORT = (4, 6)  # blocks of the short versions, whose first and last blocks differ from the others
 # Batches: the first to try, as batch normalization may refuse 1, and an upper limit.
 FIRST, SECOND, MOST = 2, 10, 1 << 16
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of --precision
 CPU = torch.device("cpu")  # of the fake tensors
 # The variants that experiments compare: sharding and checkpointing.
 WAYS = {"ddp": ("ddp", "off"), "fsdp": ("fsdp", "off"), "blocks": ("fsdp", "blocks")}
@@ -58,7 +60,7 @@ class Plan:
     gpus: int
     sharding: str
     batch: int
-    image_size: int
+    image_size: int | None  # None: the model's own
     checkpointing: str
     precision: str
     flags: tuple[str, ...] = ()  # further flags of the trainer
@@ -87,10 +89,17 @@ def main():
     add("trainer", help="such as dlojz/dlojz.py")
     args = vars(parser.parse_args())
     into, file, fits = (args.pop(name) for name in ("into", "trainer", "fits"))
+    own = {name: args.pop(name) for name in ("input", "tokens", "optimizer")}
+    foreign = source.names_model(args["model"])
+    if foreign:
+        args["flags"] = [f"--{name}={value}" for name, value in own.items() if value is not None]
+    elif args["image_size"] is None:
+        args["image_size"] = 224
     plan = Plan(**args | {"flags": tuple(args["flags"])})
     warnings.filterwarnings("ignore")  # DDP's on tensors without values
+    logging.disable()  # torch's, of an error that is told here
     try:
-        trainer = imports.trainer(file)
+        trainer = any_model if foreign else imports.trainer(file)
         found = result(trainer, plan)
         if fits:
             found["fits"] = [*fitting(trainer, plan, memory.bytes_of(fits))]
@@ -115,12 +124,14 @@ def result(trainer: ModuleType, plan: Plan, by_blocks=False) -> dict:
             found = {phase: dict(peak.parts) for phase, peak in peaks(trainer, stage).items()}
             model = on_meta(trainer.build_model, stage, args)
             stages.append({"peaks": found, "sent": divided.sent(model, stage, product(plan))})
+        more = {"batch": any_model.described(whole, args)} if trainer is any_model else {}
     highest = max(stages, key=lambda stage: max(sum(p.values()) for p in stage["peaks"].values()))
     return {
         "plan": asdict(replace(plan, stage=stages.index(highest))),
         "parameters": sum(p.numel() for p in whole.parameters()),
         **highest,
         "stages": stages,
+        **more,
     }
 
 
@@ -157,6 +168,13 @@ def check(trainer, plan):
     if plan.replicas % plan.copies:
         raise UserError(f"{plan.copies} copies on {plan.gpus} GPUs: expected equal numbers in each")
     memory.must_divide(plan)
+    if trainer is any_model:
+        if plan.divided:
+            raise UserError(
+                f"{plan.model} can't be divided by --tensor and --stages, which know the course's "
+                "vision transformers: expected --sharding fsdp, or --model vit_2b"
+            )
+        return
     if plan.model not in models.names():
         raise UserError(models.unknown(plan.model))
     if (vit := models.LARGER.get(plan.model)) and plan.image_size % vit.patch:
@@ -174,6 +192,8 @@ def check(trainer, plan):
 
 def knows(trainer, flag: str) -> bool:
     """Return whether a trainer has "precision", of TODO 02, or "sharding", of TODO 11."""
+    if trainer is any_model:
+        return flag == "precision"
     return f'"{flag}"' in Path(trainer.__file__).read_text(encoding="utf-8")
 
 
@@ -186,8 +206,9 @@ def shown(plan):
         if isinstance(error, UserError):
             raise
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".!")
+        size = f" of {plan.image_size} pixels" if plan.image_size else ""
         raise UserError(
-            f"a step of {plan.model} with {plan.batch} images of {plan.image_size} pixels fails: "
+            f"a step of {plan.model} with {plan.batch} images{size} fails: "
             f"{reason}. Other sizes, or another --model?"
         ) from error
 
@@ -231,8 +252,11 @@ def counted(
             if step == (STEPS - 1) * accumulate:
                 begin = len(storages.events)
             part = plan.batch // plan.parts
-            images = torch.empty(part, 3, *2 * [plan.image_size], dtype=torch.uint8)
-            labels = torch.zeros(part, dtype=torch.int64)
+            if trainer is any_model:
+                images, labels = any_model.batch(training.own, args, part, CPU)
+            else:
+                images = torch.empty(part, 3, *2 * [plan.image_size], dtype=torch.uint8)
+                labels = torch.zeros(part, dtype=torch.int64)
             storages.note("buffers", (images, labels))
             trainer.train_step(step, training, images, labels, args, marks(storages))
             note(storages, training)
@@ -244,9 +268,10 @@ def counted(
 
 def parsed(trainer, plan: Plan):
     """Return the trainer's arguments."""
-    words = ["--model", plan.model, "--image-size", str(plan.image_size), "-b", str(plan.batch)]
+    words = ["--model", plan.model, "-b", str(plan.batch)]
+    words += ["--image-size", str(plan.image_size)] * (plan.image_size is not None)
     words += ["--precision", plan.precision] * knows(trainer, "precision")
-    words += ["--data", "synthetic", *plan.flags]
+    words += [*["--data", "synthetic"] * (trainer is not any_model), *plan.flags]
     if knows(trainer, "sharding"):
         words += ["--sharding", plan.sharding, "--checkpointing", plan.checkpointing]
     size = replaced(idr_torch, size=max(2, plan.replicas))  # one GPU may shard, too
@@ -296,7 +321,7 @@ def build(trainer, plan, args, short, mesh):
             if not by_itself and plan.sharding == "fsdp":
                 sharding.shard(model, shards, DTYPES.get(plan.precision), **kept)
         later = by_itself and plan.sharding == "fsdp"
-        return model if later else model.to_empty(device=CPU)
+        return model if later else emptied(model)
 
     # In a pipeline, for all parts at once.
     kept = {"reshard_after_forward": False} if plan.stages > 1 else {}
@@ -325,6 +350,18 @@ def build(trainer, plan, args, short, mesh):
     if isinstance(training.model, DistributedDataParallel):
         training.model.register_comm_hook(None, noop_hook)  # no gradients are exchanged
     return training
+
+
+def emptied(model):
+    """Return a model with memory without values. Weights that modules share stay shared."""
+    names = defaultdict(list)
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names[weight].append(name)
+    model.to_empty(device=CPU)
+    for first, *others in names.values():
+        for owner, _, name in (other.rpartition(".") for other in others):
+            setattr(model.get_submodule(owner), name, model.get_parameter(first))
+    return model
 
 
 def product(plan) -> torch.dtype:

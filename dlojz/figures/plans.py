@@ -64,7 +64,8 @@ def about(row: Mapping) -> str:
     tensor, stages = plan.get("tensor", 1), plan.get("stages", 1)
     share = tensor * stages
     on = f"on each {share} GPUs" if share > 1 else "on each GPU"
-    images = f"{plan['batch']:,} image{several} of {plan['image_size']} px {on}"
+    batch = row.get("batch") or f"{plan['batch']:,} image{several} of {plan['image_size']} px"
+    images = f"{batch} {on}"
     where = f" of stage {plan['stage']}" if stages > 1 else ""
     most = f"At most {bytes_text(peak.bytes)} on each GPU{where}, {WHEN[phase]}. At that moment"
     notes = [str(by_stage(row))] if stages > 1 else []

@@ -44,22 +44,53 @@ TENSOR = (
     "GPUs for each tensor of a vision transformer: columns, then rows, with sequence parallelism; "
     "torchvision's attention is computed as if its heads were divided, too"
 )
+MODELS = (
+    "such as vit_2b, or one of torchvision; timm:NAME; hf:NAME, of a type such as hf:gpt2, a "
+    "folder with a config.json, or on the hub; module:function, which returns a torch.nn.Module"
+)
+OPTIMIZERS = ("adamw", "sgd")
 UNITS = {"": 1e9, "GB": 1e9, "GIB": 2**30, "MB": 1e6, "MIB": 2**20}
 
 
 def add_flags_of_a_plan(add: Callable):
     """Add these flags to the command and to the program behind it, by a parser's add_argument."""
-    add("--model", required=True, help="such as vit_2b, or one of torchvision")
+    add("--model", required=True, help=MODELS)
     add("--gpus", type=int, default=1, metavar="N", help="number of GPUs")
     add("--sharding", choices=SHARDINGS, default="ddp", help="ddp: whole on each GPU")
     add("--tensor", type=int, default=1, metavar="N", help=TENSOR)
     add("--stages", type=int, default=1, metavar="N", help="stages of a vision transformer")
     add("--parts", type=int, default=1, metavar="M", help="micro-batches of a pipeline (1F1B)")
     add("-b", "--batch", type=int, default=32, help="images on each GPU, or tensor x stages GPUs")
-    add("--image-size", type=int, default=224, help="pixels")
     add("--checkpointing", choices=CHECKPOINTINGS, default="off", help="recomputation")
     add("--precision", choices=PRECISIONS, default="fp32")
     add("--fits", metavar="80GB", help="find the largest batch for it, and the cheapest means")
+    add_flags_of_inputs(add)
+
+
+def add_flags_of_inputs(add: Callable):
+    """Add the flags of a model that is not the course's: what enters it, and its optimizer."""
+    add("--image-size", type=int, help="pixels (default: 224, or the model's own)")
+    add("--input", metavar="3x224x224", help="one input of a model of your own, as floats")
+    add("--tokens", type=int, metavar="N", help="or a sequence of N tokens")
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="of a model of your own")
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """Return a shape such as "3x224x224". Raises UserError."""
+    words = text.lower().split("x")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise UserError(f"--input {text}: expected the sizes of one input, such as 3x224x224")
+    return tuple(map(int, words))
+
+
+def must_be_inputs(args):
+    """Raise UserError for flags of one input that are wrong, or more than one."""
+    named = [name for name in ("image_size", "input", "tokens") if getattr(args, name) is not None]
+    if len(named) > 1:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in named)
+        raise UserError(f"{flags}: each says what enters the model; expected one of them")
+    if args.input is not None:
+        shape_of(args.input)
 
 
 def bytes_of(text: str) -> int:
@@ -73,8 +104,9 @@ def bytes_of(text: str) -> int:
 
 def must_be_positive(plan):
     """Raise UserError for a size that is not: of a plan, or of a command's arguments."""
-    for name in ("gpus", "batch", "image_size", "tensor", "stages", "parts"):
-        if (value := getattr(plan, name)) < 1:
+    for name in ("gpus", "batch", "image_size", "tokens", "tensor", "stages", "parts"):
+        value = getattr(plan, name, None)
+        if value is not None and value < 1:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} {value}: expected a whole number of at least 1")
 

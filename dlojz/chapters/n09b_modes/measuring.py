@@ -29,8 +29,9 @@ from dlojz.chapters.n09b_modes import worth
 from dlojz.chapters.session import seconds, tell_the_older_switch, wait
 from dlojz.course import UserError
 from dlojz.machine import cpus
+from dlojz.runs import source
 from dlojz.traces import trace
-from dlojz.training import imports, mixing, private
+from dlojz.training import any_model, imports, mixing, private
 from dlojz.training.chronometer import NoMarks
 from dlojz.training.imports import first_line
 from dlojz.watch import compilation
@@ -73,8 +74,9 @@ def result(args) -> dict:
     tell(f"building the training of {args.trainer}")
     training = Training(args.trainer, args.flags)
     on_gpu = training.device.type == "cuda"
+    name = args.trainer if source.names_model(args.trainer) else Path(args.trainer).name
     found = {
-        "command": " ".join([Path(args.trainer).name, *args.flags]),
+        "command": " ".join([name, *args.flags]),
         "mode": args.mode,
         "device": torch.cuda.get_device_name() if on_gpu else cpus.name(),
         "threads": None if on_gpu else torch.get_num_threads(),
@@ -105,8 +107,9 @@ class Training:
     """The reader's training, on one batch on the device, and not compiled."""
 
     def __init__(self, file, flags):
-        self.trainer = imports.trainer(file)
-        sys.argv = [str(file), *flags]
+        foreign = source.names_model(str(file))
+        self.trainer = any_model if foreign else imports.trainer(file)
+        sys.argv = [str(file), *[f"--model={file}"] * foreign, *flags]
         self.args = self.trainer.parse_args()
         self.args.data, self.args.accumulate = "synthetic", 1
         if "compile" in self.args:
@@ -114,18 +117,20 @@ class Training:
         self.trainer.set_numerics(self.args)
         tell_the_older_switch()
         self.device = self.trainer.set_device()
-        loader, _ = self.trainer.build_loaders(self.args)
-        self.batch = [part.to(self.device) for part in next(iter(loader))]
-        classes = len(loader.dataset.classes)
-        self.parts = self.trainer.build_training(self.args, self.device, classes, UPDATES)
+        if foreign:
+            self.parts = any_model.build_training(self.args, self.device)
+            self.batch = any_model.batch(self.model, self.args, self.args.batch, self.device)
+        else:
+            loader, _ = self.trainer.build_loaders(self.args)
+            self.batch = [part.to(self.device) for part in next(iter(loader))]
+            whole = self.args, self.device, len(loader.dataset.classes), UPDATES
+            self.parts = self.trainer.build_training(*whole)
         if getattr(self.args, "mix", "off") != "off":  # an epoch draws it for each batch
             size = len(self.batch[0]), self.args.image_size
             self.parts.draws = mixing.draws_of(self.args.seed, 0, 0, *size).to(self.device)
         if compilation.is_compiled(self.model):
-            raise UserError(
-                f"{file} compiles its model already: give flags with which it does not, such as "
-                "--compile off"
-            )
+            remedy = "return the model as it is" if foreign else "give flags such as --compile off"
+            raise UserError(f"{file} compiles its model already: {remedy}")
         self.model.train()
 
     @property
