@@ -20,7 +20,7 @@ from dlojz.table import harmless
 SIZES = ("classes", "images_per_class", "val_images_per_class")  # of a preset, as flags
 COMMAND = (
     '"dlojz/dlojz.py --model resnet18 -b 64" or a model of your own, "mymodels:build -b 64", in '
-    "quotes; it runs here"
+    "quotes, which runs here; or the number of a watched job"
 )
 JUDGE = """\
 With --judge, the classes are those of --seed, and the images of val/ others than in any set so far:
@@ -89,9 +89,15 @@ def _worth(args):
         raise ValueError(f"--steps {args.steps}: expected how many steps you train, at least 1")
     if not args.measure:
         worth.must_know(args.mode)  # before minutes are spent
-    first, *flags = shlex.split(args.command[0]) or [""]
-    if source.names_model(trainer := first):
+    if args.command[0].isdecimal():
+        if args.measure or args.json or args.steps:
+            raise ValueError("of a run: leave out --measure, --json and --steps, or name the model")
+        print(tables.of_a_run(launch.find(args.command[0]), args.mode))
+        return 0
+    trainer, _, rest = args.command[0].partition(" ")
+    if source.names_model(trainer):
         source.must_name_model(trainer)
+        flags = shlex.split(rest)
     else:
         trainer, flags = launch.trainer_and_flags(args.command[0])
         source.must_be_trainer(trainer)

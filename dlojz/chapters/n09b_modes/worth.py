@@ -30,9 +30,10 @@ from pathlib import Path
 
 from dlojz.chapters.n09_compile import breakeven
 from dlojz.course import UserError
-from dlojz.traces import breakdown
+from dlojz.runs.folder import path_of
+from dlojz.traces import breakdown, host
 from dlojz.traces.kinds import MATRIX, NORMALIZATION, kind
-from dlojz.traces.trace import Trace
+from dlojz.traces.trace import Trace, open_traces
 
 FITS = Path(__file__).with_name("worth.toml")
 UPDATE = "dlojz: update"  # the range of the update in a trace
@@ -165,6 +166,34 @@ def split(trace: Trace) -> dict:
         found["update_host_ms"] = sum(after.idle.values())
         found["host_ms"] = max(0.0, sum(whole.idle.values()) - found["update_host_ms"])
     return found
+
+
+def of_a_run(run, step_ms: float) -> Profile:
+    """Return the profile of a watched run's last recorded step, without a block.
+
+    Raises UserError for a run that does not say what compiling would gain.
+    """
+    job, found = f"job {path_of(run).name}", open_traces(path_of(run))[0]
+    last = found.steps[-1]
+    updates = [r for r in found.ranges if r.name.startswith("Optimizer.step")]
+    updates = [r for r in updates if last.begin <= r.begin < last.end]
+    if any(r.name.startswith("Torch-Compiled Region") for r in (*found.ranges, *found.ops)):
+        raise UserError(f"{job}: its model is compiled already: expected an eager one")
+    if len(updates) != 1:
+        raise UserError(f"{job}: {len(updates)} updates in the recorded step; expected one")
+    found = replace(found, steps=[last], ranges=[updates[0]._replace(name=UPDATE)])
+    reading = breakdown.analyse(found)
+    if found.on_gpu and reading.verdict != "GPU bound":
+        raise UserError(
+            f"{job}: {reading.verdict}, and a run under watch does not say how long the host alone "
+            'needs: expected the model, `dlojz worth compile "module:function -b 64"`'
+        )
+    parts = {"host_ms": 0.0, "update_host_ms": 0.0} | split(found)
+    waits = reading.idle.get(host.DATA, 0.0)  # no compiler shortens these
+    parts["update_host_ms"] += waits
+    parts["host_ms"] = max(0.0, parts["host_ms"] - waits)
+    none = Block("", 0, 0, 0.0, 1.0)
+    return Profile(**parts, step_ms=step_ms, operations=0, different=0, start_s=0.0, block=none)
 
 
 def _in_parts(kinds):

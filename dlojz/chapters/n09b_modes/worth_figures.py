@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from dlojz.chapters.n09_compile import figures
+from dlojz.chapters.n09_compile import breakeven, figures
 from dlojz.chapters.n09b_modes import worth
 from dlojz.course import UserError
+from dlojz.runs import stats
 from dlojz.table import Table
 
 PARTS = {
@@ -110,6 +111,29 @@ def to_dict(row: Mapping, steps: int | None) -> dict:
         "fit": asdict(fit),
         "unseen": worth.unseen(profile, fit, row["device"], row["torch"]),
     }
+
+
+def of_a_run(run, mode: str) -> str:
+    """Return the gain of compiling a watched run's model, whose cost is not in the run."""
+    s = stats.summary(run)
+    profile = worth.of_a_run(run, s.step_ms)
+    fit = worth.fit_for(s.device_name, profile.on_gpu, mode)
+    decides = worth.decides(profile, fit.keeps)
+    gain = worth.Range.within(worth.gain(profile, fit.keeps), fit.gain_within[decides])
+    ends = (gain.value, gain.low, gain.high)
+    even, most, least = (breakeven.steps(60, profile.step_ms, each) for each in ends)
+    pays = "would never pay" if math.isinf(even) else f"would pay after {steps_text(even)}"
+    return "\n\n".join(
+        [
+            f"job {s.name}, {s.device_name}, mode {mode}: {profile.step_ms:.2f} ms a step, eager",
+            str(step({"profile": asdict(profile)})),
+            f"gain x {gain.value:.2f} ({gain.low:.2f} to {gain.high:.2f}). A minute of compiling "
+            f"{pays} ({_count(least)} to {_count(most)}).",
+            f"Coefficients of {fit.models} models on {fit.device}, torch {fit.torch}. How long "
+            "compiling takes, graph breaks and recompilations are not in a run: name the model, "
+            '`dlojz worth compile "module:function -b 64"`.',
+        ]
+    )
 
 
 def _predicted(row):
