@@ -30,8 +30,8 @@ def must_be_trainer(file: Path):
     if missing := [name for name in FUNCTIONS if name not in names]:
         raise UserError(
             f"{file} was not run, as it has no {', '.join(missing)}: expected the functions of the "
-            "course's trainer, dlojz/dlojz.py. For a model of your own give `dlojz worth compile` or "
-            "`dlojz estimate --model` a function that returns it, as mymodels:build"
+            "course's trainer, dlojz/dlojz.py. For a model of your own give `dlojz worth compile` "
+            "or `dlojz estimate --model` a function that returns it, as mymodels:build"
         )
     _must_not_train(file, statements)
 
