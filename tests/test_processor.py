@@ -16,8 +16,8 @@ def speed(name):
     return summary(runs.recorded(f"cpu/{name}")).images_per_s
 
 
-@claims("02_amp")
-def test_16_bits_by_instructions_as_in_notebook_02():
+@claims("02b_formats")
+def test_16_bits_by_instructions_as_in_notebook_02b():
     gains = [
         speed(f"02-cpu-{isa}-bf16") / speed(f"02-cpu-{isa}-fp32")
         for isa in ("avx512-bf16", "avx512", "avx2")
