@@ -22,8 +22,8 @@ from dlojz.table import QUIET
 # 09b has reduce-overhead, 1 % faster.
 RECORDED = {
     "00_start": "h100/00-resnet50-cpu-b0032*",
-    "01_gpu": "h200/01-resnet50-fp32-b0256*",
-    "02_amp": "h200/03-resnet50-bf16-nchw-b0256*",
+    "01_gpu": "h200/09-ladder-resnet50-1-fp32*",
+    "02_amp": "h200/09-ladder-resnet50-3-bf16*",
     "03_channels_last": "h200/03-resnet50-bf16-nhwc-b0256*",
     "05_dataloader": "h100/05-resnet50-bf16-files*",
     "06_ddp": "h200/06-resnet50-bf16-x2*",
@@ -35,7 +35,7 @@ OTHERS = {
     "10_kernels": "for a kernel, not for the step",
     "11_fsdp": "for models that do not fit",
 }
-PRECISIONS = "00 and 01 are in fp32, the others in bf16. 02 has the autotuner of 03 already."
+PRECISIONS = "00 and 01 are in fp32, the others in bf16."
 OLDER = "05 and 06 are older: their optimizer was not fused."
 UNTIL_THEN = "The recorded ladder. Yours will be drawn here once one of your checks has passed."
 YOURS = "Your ladder, from the checks that you passed"
