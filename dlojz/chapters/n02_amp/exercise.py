@@ -218,5 +218,5 @@ EXERCISE = Exercise(
         (r"_scale is None|has no attribute 'scaler'", "scaler"),
         (r"unscale FP16|Half.*Float|Float.*Half|BFloat16.*[Ff]loat|same dtype", "half-weights"),
     ),
-    recorded=("h200/03-resnet50-fp32-nchw-b0256.jsonl", "h200/03-resnet50-fp16-nchw-b0256.jsonl"),
+    recorded=("h200/09-ladder-resnet50-1-fp32.jsonl", "h200/09-ladder-resnet50-3-fp16.jsonl"),
 )
