@@ -595,9 +595,6 @@ def test_a_job_that_was_cut_off_is_compared_over_the_seeds_it_has(trained):
     ax = figures.plot_accuracy(trained(cut))
     assert [t.get_text() for t in ax.texts][1] == "too few seeds"
     assert "no difference shown" in ax.texts[0].get_text()
-    text = repr(figures.table(trained(cut)))
-    assert "3.25000" in text, "the first loss"
-    assert "the clean training" in text
 
 
 def test_only_some_variants_are_drawn_in_the_order_asked_for(trained):
@@ -609,17 +606,15 @@ def test_only_some_variants_are_drawn_in_the_order_asked_for(trained):
     whole = {row.title: row for row in paired.rows(path)}
     titles = ["in fp32", "in fp16", "in bf16"]
     assert paired.rows(path, asked) == [whole[title] for title in titles]
-    assert [row[0] for row in figures.table(path, only=asked).rows] == titles
     assert paired.rows(path, ["fp32"]) == paired.rows(path, []) == [whole["in fp32"]]
     assert paired.rows(path, "bf16") == [whole["in fp32"], whole["in bf16"]]
 
 
-@pytest.mark.parametrize("show", [figures.plot_accuracy, figures.table])
 @pytest.mark.parametrize("only", [["bf16", "in bf16"], "in bf16"])
-def test_an_unknown_variant_is_named_with_what_is_there(trained, show, only):
+def test_an_unknown_variant_is_named_with_what_is_there(trained, only):
     expected = r"accuracy.jsonl: no variant 'in bf16' in it; expected some of fp32, bf16, pure-bf16"
     with pytest.raises(UserError, match=expected):
-        show(trained(ACCURACIES), only=only)
+        figures.plot_accuracy(trained(ACCURACIES), only=only)
 
 
 @pytest.mark.parametrize(

@@ -127,14 +127,6 @@ def test_the_figure_of_trials_names_what_differs(tmp_path):
         search.plot_trials([])
 
 
-def test_the_fastest_of_several_trials(tmp_path):
-    slow, fast = trial(tmp_path / "1.jsonl", 0, ms=200), trial(tmp_path / "2.jsonl", 1)
-    lost = trial(tmp_path / "3.jsonl", 2, steps=0, window=None)
-    assert search.fastest([slow, fast, lost]) == fast
-    with pytest.raises(ValueError, match="no trial with a speed"):
-        search.fastest([lost])
-
-
 def test_oversubscription_is_told_in_words(tmp_path):
     text = search.oversubscription(trial(tmp_path / "1.jsonl", workers=2))
     assert "2 workers decoding and 2 threads training share 2 cores" in text

@@ -7,33 +7,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.transforms import blended_transform_factory
 
-from dlojz.figures.paired import BETTER, WORSE, rows, trainings, words
+from dlojz.figures.paired import BETTER, WORSE, rows, words
 from dlojz.figures.report import PALETTE, SERIES, hardware_text, style
 from dlojz.runs.stats import summary
-from dlojz.table import QUIET, Table
+from dlojz.table import QUIET
 
 COLOURS = {WORSE: PALETTE["failure"], BETTER: SERIES[0]}
 WIDE = 38  # characters of a title in a line
 LINEAR = 10.0  # points up to which the scale is linear: a collapse must not hide the rest
 USEFUL = (0.6, 0.9)  # accuracies of the clean training at which a loss or a gain can be seen
 TICKS = (-80, -40, -20, -10, -5, 0, 5, 10, 20, 40, 80)
-
-
-def table(run, only=None) -> Table:
-    """Return a table of accuracy, difference and first loss of all variants, or of some names."""
-    losses = {}
-    for case in trainings(run):
-        losses.setdefault(case["title"], case["first_loss"])  # of the first seed
-    body = [
-        (
-            row.title,
-            f"{statistics.fmean(row.accuracies.values()):.1%}",
-            words(row.difference) if number else "the clean training",
-            f"{losses[row.title]:.5f}",
-        )
-        for number, row in enumerate(rows(run, only))
-    ]
-    return Table(("variant", "accuracy", "difference", "first loss"), body, "<><>")
 
 
 def plot_accuracy(run, only=None, ax=None):

@@ -155,14 +155,6 @@ def plot_trials(runs, ax=None):
     return ax
 
 
-def fastest(jobs):
-    """Return the trial with the most images per second."""
-    speeds = [trial(job)["images_per_s"] or 0 for job in jobs]
-    if not any(speeds):
-        raise UserError("no trial with a speed: job.explain() says why")
-    return jobs[speeds.index(max(speeds))]
-
-
 def _fastest(rows):
     """Return the fastest trial, and those behind it by less than equal runs differ.
 
