@@ -620,12 +620,6 @@ def test_an_unknown_variant_is_named_with_what_is_there(trained, only):
 @pytest.mark.parametrize(
     ("notebook", "recording", "variant", "quoted"),
     [
-        ("02_amp", "02", "tf32", "1.7 points"),
-        ("02_amp", "02", "fp16", "1.0 to"),
-        ("02_amp", "02", "no-scaler", "1.3 points"),
-        ("02_amp", "02", "pure-bf16", "2.2 points"),
-        ("02_amp", "02", "clipped", "2.3 points"),
-        ("02_amp", "02", "not-unscaled", "4.1 %"),
         ("02b_formats", "02", "pure-bf16", "2.2 points"),
         ("03_channels_last", "02", "channels-last", "1.3 points"),
         ("05b_storage", "05", "torchvision", "1.8 points"),
