@@ -237,8 +237,8 @@ def test_an_answer_in_a_notebook_is_noted_as_right_or_wrong(notebooks, monkeypat
     monkeypatch.setattr(sys.modules["dlojz.widgets.quiz"], "display", shown.append)
     widgets.quiz("start-epoch")
     choice = shown[0].children[1]
-    for answer in (QUIZZES["start-epoch"].right - 1, QUIZZES["start-epoch"].right):
-        choice.value = choice.options[answer]
+    for answer in sorted(QUIZZES["start-epoch"].answers, key=lambda answer: answer.right)[-2:]:
+        choice.value = answer.text
     assert [e["right"] for e in progress.load()["quizzes"]["start-epoch"]] == [False, True]
 
 
