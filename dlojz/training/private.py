@@ -6,6 +6,7 @@ docstring says what is lost. tests/test_private.py tries each both ways, and ref
 of torch in any other module. Nothing is imported before a call.
 """
 
+import copyreg
 import functools
 import gc
 import importlib
@@ -335,6 +336,27 @@ def _kept_by(module, name):
         return vars(module)[name]
     except KeyError:
         raise MissingNameError(_sentence("the check of a run", f"torch.nn.Module.{name}")) from None
+
+
+def leave_out(hook, module):
+    """Keep the handle's hook before forward passes out of copies and files of a module.
+
+    Without torch's two tables of hooks, a saved model cannot be read where the course is not.
+    """
+    make = copyreg.dispatch_table.get(type(module), lambda module: module.__reduce_ex__(2))
+
+    def reduced(module):
+        made = make(module)
+        if isinstance(made, str) or len(made) < 3 or not isinstance(made[2], dict):
+            return made
+        state = dict(made[2])
+        for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+            if hook.id in state.get(name, ()):
+                state[name] = state[name].copy()
+                del state[name][hook.id]
+        return (*made[:2], state, *made[3:])
+
+    copyreg.pickle(type(module), reduced)
 
 
 def scale(scaler):
