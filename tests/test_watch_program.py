@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,11 @@ PROGRAMS = {
                 sgd.zero_grad()
         """,
     "no loader": """
+        import time
         net = nn.Sequential(nn.Embedding(16, 8), net)
         two = [torch.optim.AdamW(net[0].parameters(), 0.01), sgd]
         for _ in range(20):
+            time.sleep(0.01)
             for _ in range(3):
                 x = torch.randint(16, (2, 5))
                 entropy(net(x).flatten(0, 1), x.flatten() % 4).backward()
@@ -89,13 +92,24 @@ PROGRAMS = {
             adam.step()
         """,
     "a copy": """
-        import copy, io
+        import copy
         for x, y in loader:
             entropy(net(x), y).backward()
             sgd.step()
             average = copy.deepcopy(net).eval()
-            average(x)
-            torch.save(net, io.BytesIO())
+        with torch.no_grad():
+            for x, y in torch.utils.data.DataLoader(data, 40):
+                average(x)
+        torch.save(net, "whole.pt")
+        """,
+    "own updates": """
+        del sgd
+        net[0] = nn.Embedding(16, 16)
+        for _ in range(20):
+            entropy(net(torch.randint(16, (8, 5))).flatten(0, 1), torch.zeros(40).long()).backward()
+            for weight in net.parameters():
+                weight.data.add_(weight.grad, alpha=-0.1)
+                weight.grad = None
         """,
     "an error": """
         for step, (x, y) in enumerate(loader):
@@ -116,6 +130,7 @@ for name, folder in json.load(sys.stdin).items():
         os.dup2(os.open(f"{folder}/out.txt", os.O_CREAT | os.O_WRONLY), 1)
         os.dup2(1, 2)
         os.environ["DLOJZ_RUN"] = folder
+        os.chdir(folder)
         sys.argv, sys.path[0] = ["program", "--flag", "1"], folder
         code = 0
         try:
@@ -214,6 +229,21 @@ def test_without_a_loader_a_step_is_an_update(watched):
     assert len(run.steps) == 20
     assert {*run.steps.images} == {6}
     assert run.setup["optimizer"] == "AdamW and SGD"
+    assert max(sums(run), key=sums(run).get) == "data", "what is between an update and a forward"
+
+
+def test_without_an_optimizer_of_torch_an_update_follows_a_backward_pass(watched):
+    run = read(watched, "own updates")
+    assert len(run.steps) == 20
+    assert {*run.steps.images} == {8}
+    assert sums(run)["update"] > 0
+
+
+def test_a_saved_model_can_be_read_without_the_course(watched):
+    read(watched, "a copy")
+    with zipfile.ZipFile(watched["a copy"][0] / "whole.pt") as saved:
+        (pickled,) = (name for name in saved.namelist() if name.endswith("data.pkl"))
+        assert b"dlojz" not in saved.read(pickled)
 
 
 @pytest.mark.parametrize("name", ["closure", "scaler", "adversary", "a copy"])
@@ -223,6 +253,8 @@ def test_other_makes_have_steps_with_all_phases(watched, name):
     assert {*run.steps.images} == {8}
     phases = sums(run)
     assert all(phases[phase] > 0 for phase in ("data", "forward", "backward", "update"))
+    if name == "a copy":
+        assert len(run.validations) == 1, "of another model"
     if name == "scaler":
         assert max(run.steps.loss) < 10, "not the scaled one"
 

@@ -93,6 +93,7 @@ class Ledger:
             device_clock = CudaClock(device)
         self._sink, self._clock, self._device_clock = sink, clock, device_clock
         self.marks = []  # of the present step
+        self._end = None  # a mark after these, with which the step may have ended
         self._pending = deque()  # steps whose last event the device has not reached
         self._free_events = []
         self._window = None  # the mark at the begin of the measured window
@@ -106,6 +107,11 @@ class Ledger:
     def mark(self, phase):
         """Begin a phase, on both clocks."""
         self.marks.append(self._now(phase))
+        self._end = None
+
+    def may_end(self):
+        """Note now as the end of the step, in case `end_step` follows without another mark."""
+        self._end = self._now("data")
 
     def _now(self, begins):
         event = None
@@ -116,7 +122,7 @@ class Ledger:
 
     def forget_marks(self):
         """Drop the marks of a step that will not take place."""
-        self.marks = []
+        self.marks, self._end = [], None
 
     def end_step(self, values):
         """Keep the step until the device has finished it, and begin the next one."""
@@ -125,7 +131,8 @@ class Ledger:
                 k: self._device_clock.fetch(v) if hasattr(v, "detach") else v
                 for k, v in values.items()
             }
-        self.mark("data")
+        end, self._end = self._end, None
+        self.marks.append(end or self._now("data"))
         self._pending.append((values, self.marks, self._window))
         self._last = self.marks[-1]
         self.marks = [self._last]  # the end of this step is the beginning of the next

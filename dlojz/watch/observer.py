@@ -4,12 +4,14 @@ What every training does, however it is written, gives the Chronometer's marks: 
 a DataLoader, and comes; a module with weights is called that no other one calls;
 `torch.autograd.backward` runs; an optimizer steps. A step is a batch of the loader that feeds the
 training. Without a DataLoader it ends with an update, and the time up to the next forward pass
-is that of its data. Several forward passes, or several optimizers, belong to one step.
+is that of its data. Several forward passes, or several optimizers, belong to one step. Without an
+optimizer of torch, what follows a backward pass is the update.
 
 The model is hooked itself, and nothing inside it: a compiled one has the same graphs as before.
 Nothing waits for the device but the ends of measured windows: see `chronometer`.
 """
 
+import gc
 import math
 import os
 import weakref
@@ -20,6 +22,7 @@ from functools import wraps
 
 import torch
 from torch.optim.optimizer import (
+    Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
@@ -38,6 +41,10 @@ class Marks(Chronometer):
 
     FOLLOWS = dict.fromkeys(Chronometer.FOLLOWS, Chronometer.FOLLOWS.keys())
 
+    def updated(self):
+        """Note the end of an update: of the step, unless another mark of it follows."""
+        self._ledger.may_end()
+
 
 class Observer:
     """The marks of a process's deeds. Its log begins with the first training step."""
@@ -53,6 +60,7 @@ class Observer:
         self._batch, self._given = {}, Counter()  # what a loader gave, and what models were given
         self._trained = False  # the present step has a backward pass
         self._closure = False  # the present step of an optimizer began before one
+        self._by_hand = None  # the program updates its weights itself, without an optimizer
         self._accounts, self._account = account.asked(account.VARIABLE), account.Account()
         self._last = account.asked(account.LAST)
         self._finding = None  # a hook on all modules, until the model is found
@@ -74,8 +82,11 @@ class Observer:
         self._latest, self._batch = weakref.ref(loader), sizes(batch)
         if self._accounts:
             self._account.batch(batch)
-        if self.chrono and self._feeds() is loader and self.chrono.phase == "data":
-            self.chrono.transfer()
+        if self.chrono and self._feeds() is loader:
+            if self.chrono.phase == "data":
+                self.chrono.transfer()
+        elif not torch.is_grad_enabled():  # for an average of the model, or for what it wraps
+            self._validates()
 
     def ended(self, loader):
         """Note that a loader has given its last batch."""
@@ -129,12 +140,15 @@ class Observer:
             self.chrono.backward()
 
     def passed(self):
-        """Note the end of a backward pass."""
-        if self._closure and self._trained:  # the optimizer has called for it, and now steps
+        """Note the end of a backward pass, where an update follows of which nothing is seen."""
+        if self._by_hand is None:
+            self._by_hand = not any(issubclass(type(it), Optimizer) for it in gc.get_objects())
+        if self._trained and (self._closure or self._by_hand):  # a closure's optimizer now steps
             self.chrono.update()
 
     def steps(self, optimizer):
         """Note that an optimizer begins to step."""
+        self._by_hand = False
         if self._trained:
             self.chrono.update()
         else:
@@ -152,6 +166,8 @@ class Observer:
             self._account.update(optimizer)
         if optimizer is self._optimizers[0]:
             self._lr = float(optimizer.param_groups[0]["lr"])
+        if self._feeds() is None:
+            self.chrono.updated()
 
     # The log ---------------------------------------------------------------------------------
 
@@ -248,7 +264,8 @@ class Observer:
         if known and known() is module:
             return  # its own hook follows
         if not private.before_compiled_call(module, on_call):
-            module.register_forward_pre_hook(on_call, with_kwargs=True)
+            hook = module.register_forward_pre_hook(on_call, with_kwargs=True)
+            private.leave_out(hook, module)
         if account.asked(account.NUDGE):
             account.nudge(module)
         self.called(module, args, {})
@@ -260,7 +277,7 @@ class Observer:
 
 
 def on_call(module, args, kwargs):
-    """Tell the observer of a call: a function, so that copies of a model can have it, too."""
+    """Tell the observer of a call: a function, so that a class's own way to copy can take it."""
     if OBSERVER:
         OBSERVER.entered(module, args, kwargs)
 
