@@ -11,6 +11,11 @@ from dlojz.table import harmless
 from dlojz.traces import breakdown, suspects
 from dlojz.traces.trace import open_traces
 
+UNSEEN = (
+    "no backward pass of torch in the process that was started, and those that it starts itself "
+    "are not watched"
+)
+
 
 def add(command):
     """Add these commands to the parser."""
@@ -86,7 +91,9 @@ def _diagnose(jobs):
         if events_file(job.directory).exists():
             print("", *diagnosis(job), sep="\n")
         else:
-            print(f"\njob {job.id}: no training was seen: no backward pass of torch's autograd")
+            ended = job.state == launch.State.COMPLETED
+            why = UNSEEN if ended else "it ended before a backward pass of torch"
+            print(f"\njob {job.id}: no training was seen: {why}")
 
 
 def too_large(commands):

@@ -192,8 +192,8 @@ class Inspection:
             lines.append(("accuracy", f"{s.epochs[-1]['val_accuracy']:.1%} in validation"))
         if s.disturbance:
             lines.append(("disturbed", s.disturbance))
-        if s.foreign:
-            lines.append(("steps", "not measured: `dlojz watch` runs it again, and measures them"))
+        if s.foreign and s.completed:
+            lines.append(("steps", "not measured: `dlojz watch` measures those of a training"))
         return lines + [("note", n) for n in s.notes]
 
     def __repr__(self):
