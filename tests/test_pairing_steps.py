@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from dlojz import cli
+from dlojz import cli, launch
 from dlojz.course import UserError
 from dlojz.pairing import accounts, steps
+from dlojz.pairing.logs import by_logs
 from dlojz.pairing.steps import by_steps
 
 PROGRAM = """
@@ -134,6 +135,42 @@ def test_a_program_that_fails_is_named(course_folder):
         UserError, match=r"after: .*train.py ended with exit code 1(.|\n)*on purpose"
     ):
         by_steps("train.py", "train.py fails", pairs=1, steps=30)
+
+
+def test_two_jobs_are_compared_by_their_logs(course_folder, capsys):
+    (course_folder / "train.py").write_text(PROGRAM)
+    jobs = launch.submit(["train.py", "train.py half"], watch=True)
+    assert [job.wait() for job in jobs] == ["COMPLETED"] * 2
+    found = by_logs(1, 2)
+    assert found.work == ("batch size: 8, then 4", "images of a step: 8, then 4 (step 0)")
+    assert (found.apart, found.steps) == (0, 800)
+    assert found.half > 0
+    assert by_logs("1", "0001").work == ()
+    assert cli.main(["pair", "1", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "losses: apart from step 0 on, by up to" in said
+    assert "by the spread of the steps within each job" in said
+    assert cli.main(["pair", "1", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ratio"] == found.ratio
+    other = launch.submit("train.py")
+    with pytest.raises(UserError, match=r"is (QUEUED|RUNNING), expected COMPLETED: wait for it"):
+        by_logs(1, other.id)
+    other.wait()
+    with pytest.raises(UserError, match="no training steps in a log: expected a job of `dlojz w"):
+        by_logs(1, other.id)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["7", "8"], "no job '7'"),
+        (["7", "train.py"], "expected the numbers of two jobs"),
+        (["7", "8", "--seeds", "3"], "expected the numbers of two jobs and no flag but --json"),
+    ],
+)
+def test_a_wrong_pair_of_jobs_is_told(course_folder, capsys, words, error):
+    assert cli.main(["pair", *words]) == 2
+    assert error in capsys.readouterr().err
 
 
 def test_flags_of_whole_trainings_ask_for_seeds(capsys):

@@ -5,7 +5,7 @@ before, after, after, before. Each is watched, and ended after the steps that ar
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from dlojz.launch import Request, series, sites
 from dlojz.launch.series import Entry
 from dlojz.pairing import accounts
 from dlojz.runs import outcome, stats
-from dlojz.runs.stats import EARLY_PAIRS, MARGIN_CPU, MARGIN_GPU
+from dlojz.runs.stats import EARLY_PAIRS, Caution
 from dlojz.table import Table
 from dlojz.traces import breakdown
 from dlojz.traces.trace import TraceError, open_trace
@@ -30,19 +30,16 @@ UNSEEN = (
 
 
 @dataclass(frozen=True)
-class Steps:
-    """The comparison of two programs by their first steps."""
+class Findings:
+    """The findings on two programs: sentences, `lines`, and a table of the parts of a step."""
 
     commands: tuple[str, str]
-    account: accounts.Comparison
-    speed: stats.Comparison | None  # None: a run was too short to be timed
     parts: Table | None  # of a step, before and after; None without a trace of both
 
     @property
-    def lines(self) -> list[str]:
-        found = [f"before: {self.commands[0]}", f"after: {self.commands[1]}", *self.account.lines]
-        speed = self.speed or "not measured: the programs ended before enough steps were timed"
-        return [*found, f"speed of after, in images: {speed}", UNSEEN]
+    def head(self) -> list[str]:
+        """Return the sentences that begin the findings: what is compared."""
+        return [f"{side}: {command}" for side, command in zip(SIDES, self.commands, strict=True)]
 
     def __repr__(self):
         return "\n".join([*self.lines, "", repr(self.parts or "")])
@@ -52,11 +49,30 @@ class Steps:
         return lines + (self.parts._repr_html_() if self.parts else "")
 
     def to_dict(self) -> dict:
+        """Return what all findings have, for programs."""
+        rows = self.parts and [dict(zip(self.parts.head, r, strict=True)) for r in self.parts.rows]
+        return {"parts": rows, "text": self.lines}
+
+
+@dataclass(frozen=True, repr=False)
+class Steps(Findings):
+    """The comparison of two programs by their first steps."""
+
+    account: accounts.Comparison
+    speed: stats.Comparison | None  # None: a run was too short to be timed
+
+    @property
+    def lines(self) -> list[str]:
+        speed = self.speed or "not measured: the programs ended before enough steps were timed"
+        speed = f"speed of after, in images: {speed}"
+        cautions = self.speed.warnings if self.speed else ()
+        return [*self.head, *self.account.lines, speed, *cautions, UNSEEN]
+
+    def to_dict(self) -> dict:
         """Return all of it, for programs."""
         speed = self.speed and {n: getattr(self.speed, n) for n in ("ratio", "low", "high", "word")}
-        rows = self.parts and [dict(zip(self.parts.head, r, strict=True)) for r in self.parts.rows]
         account = {n: getattr(self.account, n) for n in ("steps", "work", "apart", "off", "band")}
-        return account | {"speed": speed, "parts": rows, "text": self.lines}
+        return account | {"speed": speed} | super().to_dict()
 
 
 def by_steps(
@@ -90,7 +106,7 @@ def by_steps(
             raise UserError(_failure(name, given, folder, code))
     account = accounts.compared(*(folders[name] for name in ACCOUNTS))
     runs = [[folders[name] for name in timed[side]] for side in SIDES]
-    return Steps((before, after), account, _speed(*runs), parts(*runs))
+    return Steps((before, after), parts(*runs), account, _speed(*runs))
 
 
 def _words(command):
@@ -110,13 +126,15 @@ def _failure(name, given, folder, code) -> str:
 
 
 def _speed(before, after) -> stats.Comparison | None:
-    found = [[stats.summary(run) for run in runs] for runs in (before, after)]
-    if any(s.images_per_s is None for runs in found for s in runs):
-        return None
-    margin = MARGIN_GPU if all(s.on_gpu for runs in found for s in runs) else MARGIN_CPU
-    ratios = [b.images_per_s / a.images_per_s for a, b in zip(*found, strict=True)]
-    ratio, low, high, word = stats.judge(ratios, margin, EARLY_PAIRS)
-    return stats.Comparison(ratio, low, high, margin, len(ratios), word)
+    with suppress(UserError):
+        found = stats.compare(before, after, least=EARLY_PAIRS)
+        return replace(found, cautions=disturbed(found))
+    return None
+
+
+def disturbed(found) -> tuple[Caution, ...]:
+    """Return the cautions of a comparison that hold for programs whose work differs, too."""
+    return tuple(caution for caution in found.cautions if caution.kind == Caution.DISTURBED)
 
 
 def parts(before, after) -> Table | None:
