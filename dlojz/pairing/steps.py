@@ -49,7 +49,7 @@ class Findings:
         return lines + (self.parts._repr_html_() if self.parts else "")
 
     def to_dict(self) -> dict:
-        """Return what all findings have, for programs."""
+        """Return the fields of all findings, for programs."""
         rows = self.parts and [dict(zip(self.parts.head, r, strict=True)) for r in self.parts.rows]
         return {"parts": rows, "text": self.lines}
 
