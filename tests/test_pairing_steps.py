@@ -5,12 +5,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from dlojz import cli, launch
 from dlojz.course import UserError
 from dlojz.pairing import accounts, steps
 from dlojz.pairing.logs import by_logs
 from dlojz.pairing.steps import by_steps
+from dlojz.watch import account
 
 PROGRAM = """
 import sys
@@ -115,6 +117,12 @@ def test_a_program_without_a_seed_is_compared_by_its_work_alone(runs):
     assert found.unseeded
     assert found.work == ("weight_decay of SGD: 0.0, then 0.01 (step 0)",)
     assert "seed Python's, NumPy's and torch's generators" in found.lines[-1]
+
+
+def test_a_sparse_tensor_is_told_by_its_shape():
+    one = account.Account()
+    one.batch([torch.eye(3).to_sparse()])
+    assert one.closed(None, None)["batch"] == [[[3, 3], "float32 sparse_coo", None]]
 
 
 def test_the_parts_of_a_step_add_up(course_folder, capsys):

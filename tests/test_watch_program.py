@@ -102,6 +102,41 @@ PROGRAMS = {
                 average(x)
         torch.save(net, "whole.pt")
         """,
+    "detection": """
+        class Detector(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inside = nn.Conv2d(1, 4, 3)
+            def forward(self, images, targets):
+                pairs = zip(images, targets)
+                return sum(entropy(self.inside(x).mean((1, 2)), t["label"]) for x, t in pairs)
+        pictures = [(torch.randn(1, 8, 8 + n % 3), {"label": data[n][1]}) for n in range(80)]
+        del net
+        net = Detector()
+        sgd.add_param_group({"params": net.parameters()})
+        pile = lambda batch: tuple(zip(*batch))
+        for x, targets in torch.utils.data.DataLoader(pictures, 4, collate_fn=pile):
+            net(x, targets).backward()
+            sgd.step()
+        """,
+    "graphs": """
+        class Graph:
+            def __init__(self, batch):
+                edges = torch.eye(8).to_sparse()
+                self._store = {"x": torch.stack([x for x, _ in batch]), "edges": edges}
+                self.y = torch.stack([y for _, y in batch])
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inside = nn.Linear(8, 4)
+            def forward(self, graph):
+                return self.inside(graph._store["edges"] @ graph._store["x"])
+        net = Net()
+        sgd = torch.optim.SGD(net.parameters(), 0.1)
+        for graph in torch.utils.data.DataLoader(data, 8, collate_fn=Graph):
+            entropy(net(graph), graph.y).backward()
+            sgd.step()
+        """,
     "own updates": """
         del sgd
         net[0] = nn.Embedding(16, 16)
@@ -246,11 +281,13 @@ def test_a_saved_model_can_be_read_without_the_course(watched):
         assert b"dlojz" not in saved.read(pickled)
 
 
-@pytest.mark.parametrize("name", ["closure", "scaler", "adversary", "a copy"])
+@pytest.mark.parametrize(
+    "name", ["closure", "scaler", "adversary", "a copy", "detection", "graphs"]
+)
 def test_other_makes_have_steps_with_all_phases(watched, name):
     run = read(watched, name)
     assert len(run.steps) == 20
-    assert {*run.steps.images} == {8}
+    assert {*run.steps.images} == {4 if name == "detection" else 8}
     phases = sums(run)
     assert all(phases[phase] > 0 for phase in ("data", "forward", "backward", "update"))
     if name == "a copy":

@@ -79,8 +79,11 @@ def _local(tensor):
 
 
 def _told(tensor) -> list:
-    """Return a tensor's shape, format and the checksum of its values, in whichever layout."""
-    values = _local(tensor.detach()).cpu().contiguous()
+    """Return a tensor's shape, format and the checksum of its values; None for a sparse one."""
+    values = _local(tensor.detach())
+    if values.layout is not torch.strided or values.is_nested:  # such as the edges of a graph
+        return [list(tensor.shape), f"{_name(tensor.dtype)} {_name(values.layout)}", None]
+    values = values.cpu().contiguous()
     crc = zlib.crc32(values.reshape(-1).view(torch.uint8).numpy())
     return [list(tensor.shape), _name(tensor.dtype), crc]
 
@@ -89,16 +92,17 @@ def _name(dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def tensors(batch):
-    """Yield the tensors of a batch, in their order."""
+def tensors(batch, depth: int = 3):
+    """Yield the tensors of a batch, in their order, also those of objects such as graphs.
+
+    depth: how far to look into lists within lists.
+    """
     if isinstance(batch, torch.Tensor):
         yield batch
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from tensors(part)
-    elif isinstance(batch, list | tuple):
-        for part in batch:
-            yield from tensors(part)
+    elif depth >= 0:
+        values = batch if isinstance(batch, Mapping) else getattr(batch, "__dict__", {})
+        for part in batch if isinstance(batch, list | tuple) else values.values():
+            yield from tensors(part, depth - 1)
 
 
 @torch.no_grad()

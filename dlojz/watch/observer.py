@@ -99,7 +99,7 @@ class Observer:
             return self._validates()
         if not torch.is_grad_enabled():
             return None
-        first = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
+        first = next(account.tensors((*args, *kwargs.values())), None)
         self._loader = self._latest or self._loader
         chrono, without = self.chrono, self._feeds() is None
         if chrono and without and self._trained and chrono.phase == "update":
@@ -346,6 +346,9 @@ def sizes(batch) -> dict[str, int]:
     first = next((tensor for tensor in account.tensors(batch) if tensor.ndim), None)
     if first is None:
         return {}
+    parts = batch if isinstance(batch, list | tuple) else [batch]
+    if first.ndim == 3 and all(isinstance(part, list | tuple) for part in parts):
+        return {"images": len(parts[0])}  # of sizes of their own, as for the detection of objects
     tokens = {} if first.is_floating_point() or first.ndim != 2 else {"tokens": first.numel()}
     return {"images": len(first)} | tokens
 
