@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dlojz.figures import report
 from dlojz.figures.diagnosis import CURES, diagnosis
 from dlojz.runs import log, stats
 from dlojz.traces import breakdown, suspects, trace
@@ -51,8 +52,8 @@ PROGRAMS = {
         import time
         net = nn.Sequential(nn.Embedding(16, 8), net)
         two = [torch.optim.AdamW(net[0].parameters(), 0.01), sgd]
-        for _ in range(20):
-            time.sleep(0.01)
+        for step in range(20):
+            time.sleep(0.1 * (step % 8 == 7))
             for _ in range(3):
                 x = torch.randint(16, (2, 5))
                 entropy(net(x).flatten(0, 1), x.flatten() % 4).backward()
@@ -265,6 +266,12 @@ def test_without_a_loader_a_step_is_an_update(watched):
     assert {*run.steps.images} == {6}
     assert run.setup["optimizer"] == "AdamW and SGD"
     assert max(sums(run), key=sums(run).get) == "data", "what is between an update and a forward"
+    summary = stats.summary(watched["no loader"][0])
+    assert summary.tokens_per_s == pytest.approx(5 * summary.images_per_s)
+    assert "tokens/s" in repr(report.inspect_run(summary))
+    _, suspect, cure = diagnosis(watched["no loader"][0])
+    assert "of the time is before the forward pass, in other steps" in suspect
+    assert cure == "cure: notebook 05_dataloader"
 
 
 def test_without_an_optimizer_of_torch_an_update_follows_a_backward_pass(watched):

@@ -52,7 +52,11 @@ def diagnosis(run) -> list[str]:
     lines.append(f"suspect: {suspects.sentence(suspect)}")
     cure = CURES.get(suspect.fault)
     cause, share = next(iter(reading.lost.items()), ("", 0.0))
-    if cure is None and share > 1 - breakdown.BOUND:
+    waited = s.shares["data"] if breakdown.DATA not in reading.lost else 0.0
+    if cure is None and waited > max(stats.DATA_BOUND, share):
+        lines[-1] += f"; but {waited:.0%} of the time is before the forward pass, in other steps"
+        cure = OF_LOSSES[breakdown.DATA]
+    elif cure is None and share > 1 - breakdown.BOUND:
         cure = OF_LOSSES.get(cause)
     if cure is None and reading.tensor_cores is not None and reading.tensor_cores < SLOW_FORMAT:
         lines[-1] += f"; {reading.tensor_cores:.0%} of the matrix products are on tensor cores"

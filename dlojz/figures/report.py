@@ -264,8 +264,11 @@ def _speed_lines(s):
     device = ""
     if s.device_images_per_s:
         device = f" ({speed_text(s.device_images_per_s)} by the device's clock)"
+    rate = f"{speed_text(s.images_per_s)} images/s"
+    if s.tokens_per_s:
+        rate, device = f"{speed_text(s.tokens_per_s)} tokens/s", ""
     lines = [
-        ("throughput", f"{speed_text(s.images_per_s)} images/s{device}"),
+        ("throughput", f"{rate}{device}"),
         (
             "step",
             f"{s.step_ms:,.1f} ms (median of {s.steps}; 80 % within {low:,.1f} to {high:,.1f}; "

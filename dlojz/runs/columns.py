@@ -13,6 +13,7 @@ class Steps:
     epoch: array = field(default_factory=lambda: array("l"))
     step: array = field(default_factory=lambda: array("l"))
     images: array = field(default_factory=lambda: array("l"))
+    tokens: array = field(default_factory=lambda: array("l"))  # 0 for images
     lr: array = field(default_factory=lambda: array("d"))
     loss: array = field(default_factory=lambda: array("d"))
     host_ms: dict = field(default_factory=lambda: {p: array("d") for p in PHASES})
@@ -26,6 +27,7 @@ class Steps:
         """Append a `step` event. Raises KeyError or TypeError for a missing or wrong field."""
         for name in ("epoch", "step", "images", "lr", "loss"):
             getattr(self, name).append(event[name])
+        self.tokens.append(event.get("tokens", 0))
         for phase in PHASES:
             self.host_ms[phase].append(event["host_ms"][phase])
             if "device_ms" in event:

@@ -54,6 +54,9 @@ def speed(ranks) -> dict:
         "phase_ms": {p: float(v.mean()) for p, v in times.items()},
         "shares": {p: float(v.sum() / steps_ms.sum()) for p, v in times.items()},
     }
+    if (tokens := np.asarray(first.steps.tokens)[chosen]).all():
+        rows = np.asarray(first.steps.images)[chosen]
+        found["tokens_per_s"] = found["images_per_s"] * float(tokens.sum() / rows.sum())
     if first.setup.get("train_images"):
         found["epoch_s"] = first.setup["train_images"] / found["images_per_s"]
     if clock == "device":

@@ -63,6 +63,7 @@ class Summary:
     steps: int = 0  # measured, of one process
     clock: str = "host"  # which clock step_ms and shares come from
     images_per_s: float | None = None  # wall clock, over the measured windows
+    tokens_per_s: float | None = None  # the same in tokens; None for images
     device_images_per_s: float | None = None  # the same by the device's clock
     step_ms: float | None = None  # median
     step_ms_spread: tuple[float, float] | None = None  # 10th and 90th percentile
