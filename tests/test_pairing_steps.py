@@ -25,6 +25,14 @@ net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 
 if "channels_last" in sys.argv:
     net = net.to(memory_format=torch.channels_last)
 decay = 0.01 if "decay" in sys.argv else 0.0
+if "hand" in sys.argv:
+    class ByHand:
+        def __init__(self, weights, lr, weight_decay):
+            self.weights, self.zero_grad = list(weights), net.zero_grad
+        def step(self):
+            for weight in self.weights:
+                weight.data.sub_(weight.grad, alpha=0.1)
+    torch.optim.SGD = ByHand
 kind = torch.optim.Adam if "adam" in sys.argv else torch.optim.SGD
 optimizer = kind(net.parameters(), 0.1, weight_decay=decay)
 data = torch.utils.data.TensorDataset(torch.randn(160, 3, 8, 8), torch.randint(4, (160,)))
@@ -43,6 +51,7 @@ for epoch in range(40):
 # By name: its flag, and the environment of its process.
 RUNS = {name: (name, {}) for name in ("before", "again", "channels_last", "half", "decay", "adam")}
 RUNS |= {name: (name, {}) for name in ("autocast", "dark", "twice", "unseeded", "unseeded-again")}
+RUNS |= {"hand": ("hand", {})}
 RUNS |= {"nudged": ("before", {"DLOJZ_NUDGE": "1"})}
 RUN = """
 import json, os, sys
@@ -117,6 +126,13 @@ def test_a_program_without_a_seed_is_compared_by_its_work_alone(runs):
     assert found.unseeded
     assert found.work == ("weight_decay of SGD: 0.0, then 0.01 (step 0)",)
     assert "seed Python's, NumPy's and torch's generators" in found.lines[-1]
+
+
+def test_updates_by_hand_are_not_called_the_same(runs):
+    found = accounts.compared(runs["hand"], runs["hand"])
+    assert (found.work, found.steps) == ((), 6)
+    assert "no optimizer of torch, whose settings would be seen" in found.lines[0]
+    assert any("SGD, then none of torch" in work for work in compared(runs, "hand").work)
 
 
 def test_a_sparse_tensor_is_told_by_its_shape():

@@ -25,6 +25,7 @@ class Comparison:
     off: float  # the largest relative difference of two losses, up to there
     band: float  # that of before and itself with weights off by a rounding
     format: str = ""  # of 16 bits, if only one of the two computes in it
+    by_hand: bool = False  # no optimizer of torch was seen
 
     @property
     def lines(self) -> list[str]:
@@ -43,8 +44,11 @@ class Comparison:
             found[0] += f"a rounding of the weights makes {self.band:.1e}"
             if self.format and self.off <= OF_16_BITS[self.format]:
                 found[0] += f", and one in {self.format} {OF_16_BITS[self.format]:.1e}"
+        same = "images, passes, updates and settings"
+        if self.by_hand:
+            same = "images and passes, and no optimizer of torch, whose settings would be seen,"
         if not self.work:
-            return [f"work: the same images, passes, updates and settings in {steps}", *found]
+            return [f"work: the same {same} in {steps}", *found]
         return [*(f"work differs: {difference}" for difference in self.work), *found]
 
 
@@ -69,7 +73,9 @@ def compared(before, after, nudged=None, again=None) -> Comparison:
         if off > allowed and not unseeded:
             apart, band = step, max(bands[: step + 1], default=0.0)
             break
-    return Comparison(count, tuple(work), unseeded, apart, off, band, _format(*pairs[0]))
+    by_hand = not any(step["settings"] for step in (*mine, *theirs))
+    form = _format(*pairs[0])
+    return Comparison(count, tuple(work), unseeded, apart, off, band, form, by_hand)
 
 
 def _format(a, b) -> str:
@@ -152,7 +158,8 @@ def _settings_differ(a, b):
     mine, theirs = a["settings"], b["settings"]
     names = [[key.split()[0] for key in side] for side in (mine, theirs)]
     if names[0] != names[1]:
-        return f"the optimizer: {' and '.join(names[0])}, then {' and '.join(names[1])}"
+        told = [" and ".join(side) or "none of torch" for side in names]
+        return f"the optimizer: {told[0]}, then {told[1]}"
     for groups, others in zip(mine.values(), theirs.values(), strict=True):
         if len(groups) != len(others):
             return f"{len(groups)} groups of weights, then {len(others)}"
