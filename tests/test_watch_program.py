@@ -70,6 +70,17 @@ PROGRAMS = {
         for x, y in loader:
             sgd.step(closure)
         """,
+    "closures": """
+        x, y = data[:8]
+        lbfgs = torch.optim.LBFGS(net.parameters(), max_iter=3)
+        def closure():
+            lbfgs.zero_grad()
+            loss = entropy(net(x), y)
+            loss.backward()
+            return loss
+        for _ in range(20):
+            lbfgs.step(closure)
+        """,
     "scaler": """
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for x, y in loader:
@@ -272,6 +283,12 @@ def test_without_a_loader_a_step_is_an_update(watched):
     _, suspect, cure = diagnosis(watched["no loader"][0])
     assert "of the time is before the forward pass, in other steps" in suspect
     assert cure == "cure: notebook 05_dataloader"
+
+
+def test_several_closures_of_an_update_are_one_step(watched):
+    run = read(watched, "closures")
+    assert len(run.steps) == 20
+    assert run.setup["optimizer"] == "LBFGS"
 
 
 def test_without_an_optimizer_of_torch_an_update_follows_a_backward_pass(watched):

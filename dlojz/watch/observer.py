@@ -102,7 +102,7 @@ class Observer:
         first = next(account.tensors((*args, *kwargs.values())), None)
         self._loader = self._latest or self._loader
         chrono, without = self.chrono, self._feeds() is None
-        if chrono and without and self._trained and chrono.phase == "update":
+        if chrono and without and self._trained and chrono.phase == "update" and not self._closure:
             self._end_step()
         self._given.update(sizes(first))
         if self._accounts:
@@ -114,7 +114,7 @@ class Observer:
             self.chrono.next_iter()
         if self.chrono.phase == "data":
             self.chrono.transfer()
-        if self.chrono.phase != "update":
+        if self.chrono.phase != "update" or self._closure:
             self.chrono.forward()
         return None
 
