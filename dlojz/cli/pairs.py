@@ -28,7 +28,7 @@ def add(command):
     arg = command("pair", _pair, PAIR)
     arg("before", help='"train.py --lr 0.1", in quotes, or the number of a job')
     arg("after", help="another program, the same with other flags, or another job")
-    arg("--pairs", type=int, default=3, help="pairs of timed runs (default: 3)")
+    arg("--pairs", type=int, default=6, help="pairs of timed runs (default: 6)")
     arg("--steps", type=int, default=60, help="steps of such a run (default: 60)")
     arg("--seeds", type=int, help="compare whole trainings, with seeds 1 to this number, such as 5")
     arg("--read", metavar="REGEX", help="the number: the one group of its last match in the output")

@@ -42,7 +42,8 @@ def diagnosis(run) -> list[str]:
             "too few steps were measured: the first three are left out, so train a little longer"
         ]
     parts = ", ".join(f"{name} {share:.0%}" for name, share in s.shares.items())
-    lines = [f"time: a step takes {s.step_ms:.3g} ms (median, {s.clock} clock): {parts}"]
+    step = f"{s.step_ms:,.0f}" if s.step_ms >= 100 else f"{s.step_ms:.3g}"
+    lines = [f"time: a step takes {step} ms (median, {s.clock} clock): {parts}"]
     try:
         traces = open_traces(path_of(run))
     except TraceError:

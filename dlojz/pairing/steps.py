@@ -76,7 +76,12 @@ class Steps(Findings):
 
 
 def by_steps(
-    before: str, after: str, pairs: int = 3, steps: int = 60, time_max: str = "00:30:00", **where
+    before: str,
+    after: str,
+    pairs: int = stats.MIN_PAIRS,
+    steps: int = 60,
+    time_max: str = "00:30:00",
+    **where,
 ) -> Steps:
     """Return the comparison of two programs, "train.py --lr 0.1", by their first steps.
 
