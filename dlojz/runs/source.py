@@ -4,7 +4,6 @@ import ast
 import difflib
 import os
 import re
-import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -79,12 +78,12 @@ def must_name_model(word: str):
 
 def _spec(module):
     """Return the spec of a module, in this folder or installed, without importing its packages."""
-    path, spec = [os.getcwd(), *sys.path], None
-    for name in module.split("."):
-        if path is None or (spec := PathFinder.find_spec(name, path)) is None:
-            return None
-        path = spec.submodule_search_locations
-    return spec
+    first, *inner = module.split(".")
+    spec = PathFinder.find_spec(first, [os.getcwd()]) or PathFinder.find_spec(first)
+    for name in inner:
+        path = spec and spec.submodule_search_locations
+        spec = path and PathFinder.find_spec(name, path)
+    return spec or None
 
 
 def writes_log(file: Path) -> bool:

@@ -12,6 +12,7 @@ import shlex
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 
 from dlojz import launch
@@ -52,6 +53,9 @@ def events(study: Study) -> Iterator[dict]:
     for run in again:
         name = {"event": "case", "case": f"again, seed {run.flags['seed']}", "phase": "again"}
         yield name | _job(launch.find(run.job), began, run.accuracies)
+    ended = max(launch.find(run.job).status["ended"] for run in again)
+    time = datetime.fromtimestamp(ended, UTC).isoformat(timespec="seconds")
+    yield {"event": "end", "outcome": "completed", "time": time}
 
 
 def _job(job, began, curve) -> dict:
