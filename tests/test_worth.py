@@ -290,7 +290,7 @@ def test_a_recording_shows_its_errors(tmp_path):
     file = tmp_path / "09-worth.json"
     other = row(profile(rest=1.0), mode="reduce-overhead")
     file.write_text(json.dumps([*rows(6), other, {"model": "bad", "mode": "default"}]))
-    lines = str(tables.errors(file)).splitlines()
+    lines = str(tables.scores(tables.measured(file))).splitlines()
     assert [line.split()[0] for line in lines[1:]] == [f"m{i}" for i in range(6)]
     assert lines[0].split()[:2] == ["model", "gain"], "and nothing that is the same for all"
 

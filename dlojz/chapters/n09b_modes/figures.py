@@ -63,7 +63,7 @@ class Rung:
         if self.break_even is None:
             return compiled
         even = steps_text(self.break_even)
-        return f"{compiled}, {'never won back' if even == 'never' else f'won back after {even}'}"
+        return f"{compiled}, {'never pays' if even == 'never' else f'pays after {even}'}"
 
 
 def _mode(s):

@@ -72,7 +72,7 @@ def about(row: Mapping) -> str:
     ]
     if "measured" in row:
         lines.append(f"the whole model, measured: {measured_text(row['measured'])}")
-        lines.append(f"won back after: {steps_text(worth.measured_break_even(row))}, measured")
+        lines.append(f"pays after: {steps_text(worth.measured_break_even(row))}, measured")
     return "\n".join(lines)
 
 
@@ -242,11 +242,6 @@ def measured(file: Path, mode: str = "default") -> list[dict]:
     """
     rows = json.loads(file.read_bytes())
     return [row for row in rows if "measured" in row and row["mode"] == mode]
-
-
-def errors(file: Path, mode: str = "default") -> Table:
-    """Return the table of errors of a recording on one device."""
-    return scores(measured(file, mode))
 
 
 def scores(rows: Sequence[Mapping]) -> Table:
