@@ -3,16 +3,12 @@
 import math
 import os
 import shutil
-import statistics
-from types import SimpleNamespace
 
 import matplotlib as mpl
 import pytest
 import torch
-import torchvision
-from claims import claims
-from logs import with_cases
-from programs import REPOSITORY, experiment_file, load, run_main
+from logs import experiment, measure, with_cases
+from programs import experiment_file, load, run_main
 
 from dlojz import runs
 from dlojz.chapters.n09_compile import figures
@@ -120,35 +116,11 @@ def test_the_price_of_compiling_is_measured_cold_and_warm(train, tmp_path, monke
     """With a backend that generates no code, which takes seconds."""
     monkeypatch.setattr("sys.executable", os.environ["DLOJZ_PYTHON"])
     train(experiment_file("compile_time.py"), tmp_path, *"--backend aot_eager --steps 3".split())
-    eager, *others = log.read(tmp_path).cases.items()
-    assert eager[0] == "eager"
-    assert [name for name, _ in others] == ["whole model", "block by block"]
-    for _, case in others:
-        for cache in ("cold", "warm"):
-            assert case[cache]["graphs"] == 1, "equal blocks share theirs"
-            assert case[cache]["first_s"][0] > case[cache]["first_s"][-1], "the first step compiles"
-
-
-def test_notebook_09_compiles_only_the_whole_model():
-    ways = load("compile_time").ways
-    assert ways(SimpleNamespace(whole=True)) == ("whole model",)
-    assert ways(SimpleNamespace(whole=False)) == ("whole model", "block by block")
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("resnet18", {"BasicBlock": 8}),
-        ("vit_b_16", {"EncoderBlock": 12}),
-        ("convnext_tiny", {"CNBlock": 18, "LayerNorm2d": 5}),
-        ("vgg11", {}),
-    ],
-)
-def test_blocks_are_the_parts_that_occur_repeatedly(name, found):
-    with torch.device("meta"):
-        model = torchvision.models.get_model(name)
-    names = [type(block).__name__ for block in load("compile_time").blocks(model)]
-    assert {name: names.count(name) for name in names} == found
+    assert [*log.read(tmp_path).cases] == ["eager", "whole model"]
+    case = log.read(tmp_path).cases["whole model"]
+    for cache in ("cold", "warm"):
+        assert case[cache]["graphs"] == 1
+        assert case[cache]["first_s"][0] > case[cache]["first_s"][-1], "the first step compiles"
 
 
 # Figures -----------------------------------------------------------------------------------------
@@ -247,57 +219,47 @@ def test_the_break_even_is_what_was_paid_by_what_is_saved(tmp_path):
     assert str(whole.break_even(whole.cold_s)) == "2,000 steps (2,000 to 2,000)"
 
 
-def test_a_break_even_has_the_ends_that_the_interval_of_its_gain_gives(tmp_path):
+def test_a_process_also_pays_for_the_start_of_the_compiler(tmp_path):
+    cases = {"eager": way(100.0), "whole model": way(80.0, 40.32)}
+    events = [{"event": "case", "case": name, **case} for name, case in cases.items()]
+    starts = [measure(f"the compiler starts, {cache}", 20.0, "s") for cache in ("cold", "warm")]
+    _, whole = figures.ways(experiment(tmp_path / "c.jsonl", *starts, *events))
+    assert whole.cold_s == pytest.approx(60)
+    assert whole.warm_s == pytest.approx(20 + 4.032 - 0.32)
+
+
+def test_a_break_even_has_the_ends_that_the_interval_of_its_gain_gives():
     way = figures.Way("whole model", 80, 1.25, 1.1, 2.0, 40, 4, 1, 7)
     assert str(way.break_even(way.cold_s)) == "2,000 steps (800 to 4,400)"
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "text"), [([120.0] * 9, "never"), ([90.0] * 5 + [110.0] * 4, "none seen")]
+    ("step_ms", "text", "title"),
+    [
+        ([120.0] * 9, "never", "Compiling never pays: a step is slower"),
+        ([90.0] * 5 + [110.0] * 4, "none seen", "No gain is seen"),
+    ],
 )
-def test_without_a_gain_there_is_no_break_even(tmp_path, step_ms, text):
+def test_without_a_gain_there_is_no_break_even(tmp_path, step_ms, text, title):
     cases = {"eager": way(100.0), "whole model": way(1, 10) | {"step_ms": step_ms}}
     run = with_cases(tmp_path / "c.jsonl", cases)
     _, whole = figures.ways(run)
     assert math.isinf(whole.break_even(whole.cold_s).steps)
     assert figures.costs(run).rows[1][-2:] == (text, text)
-    total, ahead = figures.plot_break_even(run)
-    (legend,) = total.figure.legends
-    assert text in legend.get_texts()[1].get_text()
-    assert not ahead.texts, "no crossing is marked"
+    ax = figures.plot_break_even(run)
+    assert ax.figure.get_suptitle() == title
+    assert len(ax.lines) == 3, "no crossing is marked"
 
 
-def test_lines_that_cross_by_chance_cross_inside_the_axes(tmp_path):
-    cases = {"eager": way(100.0), "whole model": way(1, 10) | {"step_ms": [70.0] * 5 + [110.0] * 4}}
-    total, _ = figures.plot_break_even(with_cases(tmp_path / "c.jsonl", cases))
-    eager, compiled = (line.get_ydata() for line in total.lines[:2])
-    assert eager[0] < compiled[0]
-    assert eager[1] > compiled[1]
-
-
-def test_the_compiled_line_begins_with_the_compilation_and_crosses(tmp_path):
+def test_a_line_begins_below_zero_by_what_was_paid_and_crosses_inside_the_axes(tmp_path):
     cases = {"eager": way(100.0), "whole model": way(80.0, 40.32)}
     run = with_cases(tmp_path / "c.jsonl", cases, model="small", image_size=32, batch_size=8)
-    total, ahead = figures.plot_break_even(run)
-    eager, compiled = (line.get_xydata() for line in total.lines[:2])
-    assert compiled[0] == pytest.approx([0, 40])
-    assert eager[1][0] == compiled[1][0] > 2000
-    assert eager[1][1] > compiled[1][1], "it is ahead in the end"
-    lead = ahead.lines[0].get_xydata()
-    assert lead[0] == pytest.approx([0, -40])
-    assert lead[1][1] == pytest.approx(eager[1][1] - compiled[1][1])
-    assert [t.get_text() for t in ahead.texts] == ["2,000 steps, 3.33 min"]
-
-
-def test_one_way_can_be_shown_alone(tmp_path):
-    cases = {"eager": way(100.0), "whole model": way(80.0, 40.0), "block by block": way(90.0, 9.0)}
-    run, only = with_cases(tmp_path / "c.jsonl", cases), ["whole model"]
-    assert [row[0] for row in figures.costs(run).rows] == [*cases]
-    assert [row[0] for row in figures.costs(run, only).rows] == ["eager", "whole model"]
-    total, _ = figures.plot_break_even(run, only=only)
-    (legend,) = total.figure.legends
-    names = ["eager", "whole model", "whole model"]  # with a cold cache, and a warm one
-    assert [text.get_text()[:11] for text in legend.get_texts()] == names
+    ax = figures.plot_break_even(run)
+    _, cold, *_ = (line.get_xydata() for line in ax.lines)
+    assert cold[0] == pytest.approx([0, -40])
+    assert cold[1] == pytest.approx([3000, 20])
+    assert ax.lines[2].get_xydata().ravel() == pytest.approx([2000, 0])
+    assert ax.figure.get_suptitle() == "Compiling pays after 2,000 steps (2,000 to 2,000)"
 
 
 def test_one_disturbed_step_does_not_move_a_gain(tmp_path):
@@ -315,46 +277,6 @@ def test_one_disturbed_step_does_not_move_a_gain(tmp_path):
 )
 def test_the_interval_of_a_median_counts_values_on_either_side(values, ends):
     assert figures.median_interval(values) == ends
-
-
-@claims("09_compile")
-def test_what_notebook_09_says_of_its_recordings_is_so():
-    found = log.read(runs.recorded("cpu/09-pointwise")).cases
-    ms = {
-        (name, way): statistics.median(case[f"{way}_ms"])
-        for name, case in found.items()
-        for way in ("eager", "compiled")
-    }
-    long, short = "sin, 4194304 elements", "sin, 1024 elements"
-    per_sine = {
-        (size, way): (ms[f"8 {size}", way] - ms[f"1 {size}", way]) / 7
-        for size in (long, short)
-        for way in ("eager", "compiled")
-    }
-    yield f"{per_sine[long, 'eager']:.1f} ms eager, and {per_sine[long, 'compiled']:.1f} ms"
-    yield f"{1000 * per_sine[short, 'eager']:.1f} microseconds in the recording"
-    one, eight = (1000 * ms[f"{sines} {short}", "compiled"] for sines in (1, 8))
-    yield f"took {one:.0f} microseconds with one sine and {eight:.0f} with eight"
-    gains = {
-        sines: figures.ratio(case["eager_ms"], case["compiled_ms"])
-        for sines in (1, 2, 4, 8)
-        if (case := found[f"{sines} {short}"])
-    }
-    assert [sines for sines in gains if gains[sines] < 1] == [1, 2, 4]
-    yield f"eight were {gains[8]:.1f} times as fast"
-    chains = {f"8 {long}": "Eight sines are", "GELU, 4194304 elements": "for each byte, is"}
-    for name, what in chains.items():
-        gain = ms[name, "eager"] / ms[name, "compiled"]
-        yield f"{what} {gain:.1f} times as fast"
-    starts = {m.what: m.value for m in log.read(runs.recorded("cpu/09-compile-time")).measures}
-    yield f"took {starts['the compiler starts, cold']:.0f} s in the recording, in each process"
-    _, whole, blocks = figures.ways(runs.recorded("cpu/09-compile-time"))
-    assert 1 < whole.low < whole.high < 1.2, "a few percent"
-    assert 1000 < whole.break_even(whole.cold_s).steps < 9999, "thousands of steps"
-    assert whole.warm_s < whole.cold_s / 2
-    share = f"compiles in {blocks.cold_s / whole.cold_s:.0%} of the time".replace("%", " %")
-    assert share in (REPOSITORY / "notebooks" / "09b_modes.ipynb").read_text()
-    assert blocks.high < 1, "slower than eager"
 
 
 def test_an_experiment_that_failed_says_where_to_look(tmp_path):

@@ -1,12 +1,16 @@
 """What notebooks 09 and 09b, their quizzes, and the talk say of recordings is in the recordings."""
 
+import statistics
+
 from claims import claims
 from programs import REPOSITORY
 
 from dlojz import course, runs
+from dlojz.chapters.n09_compile import figures as n09
 from dlojz.chapters.n09b_modes import figures, worth
 from dlojz.chapters.n09b_modes import worth_figures as tables
 from dlojz.figures import report
+from dlojz.runs.log import read
 from dlojz.runs.stats import summary
 
 CHAPTERS = "dlojz/chapters"
@@ -19,6 +23,70 @@ def recorded(name):
 
 def faster(after, before):
     return recorded(after).images_per_s / recorded(before).images_per_s
+
+
+# 09: the sines, the gain, its price --------------------------------------------------------------
+
+
+@claims("09_compile")
+def test_sines_gain_by_their_bytes_and_lose_by_their_calls():
+    found = read(runs.recorded("cpu/09-pointwise")).cases
+    ms = {
+        (name, way): statistics.median(case[f"{way}_ms"])
+        for name, case in found.items()
+        for way in ("eager", "compiled")
+    }
+    gains = {name: n09.ratio(case["eager_ms"], case["compiled_ms"]) for name, case in found.items()}
+    long, short = "sin, 4194304 elements", "sin, 1024 elements"
+    yield f"eight sines gained no more than {gains[f'8 {long}']:.1f} times"
+    yield f"and gained {gains['GELU, 4194304 elements']:.1f} times"
+    calls = 1000 * (ms[f"8 {short}", "eager"] - ms[f"1 {short}", "eager"]) / 7
+    yield f"{calls:.1f} microseconds for each operation"
+    checks = [1000 * ms[f"{sines} {short}", "compiled"] for sines in (1, 8)]
+    yield "it took {:.0f} to {:.0f} microseconds".format(*checks)
+    assert [n for n in (1, 2, 4, 8) if gains[f"{n} {short}"] < 1] == [1, 2, 4]
+    yield "chains of up to four sines *lost*"
+
+
+@claims("09_compile")
+def test_compiling_pays_after_its_price_with_the_start_of_the_compiler():
+    run = runs.recorded("cpu/09-compile-time")
+    starts = {m.what: m.value for m in read(run).measures}
+    eager, whole = n09.ways(run)
+    started = starts["the compiler starts, cold"]
+    yield f"the compiler takes {whole.cold_s:.0f} s there, {started:.0f} of them to start"
+    yield f"saves {eager.step_ms - whole.step_ms:.1f} ms in each step"
+    cold, warm = (whole.break_even(paid).steps for paid in (whole.cold_s, whole.warm_s))
+    yield f"after {round(cold, -3):,.0f} steps, and a warm cache saves less than a fifth"
+    assert 0.8 < warm / cold < 0.85
+
+
+@claims("09_compile")
+def test_a_resnet_gains_on_an_h200():
+    names = [f"09-ladder-resnet152-{rung}" for rung in ("4-channels-last", "5-default")]
+    eager, default = map(recorded, names)
+    yield f"Compiled it is {faster(*names[::-1]):.2f} times as fast"
+    yield f"takes {100 - 100 * default.energy_per_image_j / eager.energy_per_image_j:.0f} % less"
+    assert not default.compile_cached
+    [rungs] = figures.ladders([runs.recorded(f"h200/{name}") for name in names]).values()
+    steps = rungs[-1].price.rpartition("after ")[2]
+    yield f"compiled for {default.compile_s:.0f} s, on {default.cpus} cores"
+    yield f"compiled for {default.compile_s:.0f} s, and paid for itself after {steps}"
+    minutes = int(steps.removesuffix(" steps").replace(",", "")) * eager.step_ms / 60_000
+    assert round(minutes, 1) == 7.5, "until both are at the same step"
+    ladder = "09-ladder-resnet50-"
+    gain = faster(f"{ladder}5-default", f"{ladder}4-channels-last")
+    yield f"a ResNet-50 trains {gain:.2f} times as fast"
+
+
+@claims("09_compile")
+def test_the_cuts_of_ddp_cost_one_percent_of_a_step():
+    cases = read(runs.recorded("h200/09-ddp-x2")).cases
+    alone, both, whole = (
+        statistics.median(cases[name]["step_ms"])
+        for name in ("no communication", "both", "both, graph not cut")
+    )
+    yield f"these cuts cost {100 * (both - whole) / alone:.0f} % of a step"
 
 
 # 09b: how large, who waits, whose gain, what was computed -----------------------------------------

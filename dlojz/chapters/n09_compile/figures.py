@@ -20,11 +20,7 @@ from dlojz.table import QUIET_INK, Table
 
 EAGER, COMPILED, WORSE = (report.PALETTE[name] for name in ("limit", "speed", "failure"))
 COMPILING = report.PALETTE["transfer"]
-WAYS = {  # of experiments/compile_time.py
-    "eager": EAGER,
-    "whole model": COMPILED,
-    "block by block": report.PALETTE["update"],
-}
+WAYS = ("eager", "whole model")  # of experiments/compile_time.py
 RATIO = "x: how many times as fast it is compiled (the median of calls in turn)"
 # The marks around a kernel in Inductor's source, in C++ and in Triton.
 KERNELS = re.compile(r"async_compile\.(?:cpp\w*|triton)\(.*?r?'''\n(?P<source>.*?)'''", re.DOTALL)
@@ -227,21 +223,24 @@ def stale(run) -> Table:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a model, against eager: its gain in each step, and its cost before."""
+    """A way to run a model, against eager: its gain in each step, and its cost before.
+
+    The cost is that of a process: the compiler starts, and compiles.
+    """
 
     name: str
     step_ms: float
     gain: float  # times as fast as eager: the median over steps timed in turn
     low: float  # of its interval: see `median_interval`
     high: float
-    cold_s: float  # to compile with an empty cache
+    cold_s: float  # with an empty cache
     warm_s: float  # in a second process
     graphs: int
     kernels: int
 
-    def break_even(self, compile_s: float) -> BreakEven:
-        """Return the break-even of this compile time."""
-        return BreakEven(compile_s, self.step_ms * self.gain, self.gain, self.low, self.high)
+    def break_even(self, paid_s: float) -> BreakEven:
+        """Return the break-even of this cost."""
+        return BreakEven(paid_s, self.step_ms * self.gain, self.gain, self.low, self.high)
 
     @property
     def told(self) -> str:
@@ -252,26 +251,28 @@ class Way:
         return text if self.low > 1 else f"{text}: slower"
 
 
-def ways(run, only=WAYS) -> list[Way]:
-    """Return the ways of a run of experiments/compile_time.py, eager first.
+def ways(run) -> tuple[Way, Way]:
+    """Return the ways of a run of experiments/compile_time.py: eager, and compiled."""
+    found = report.measured(run)
+    eager, whole = (found.cases[name] for name in WAYS)
+    starts = {m.what: m.value for m in found.measures}
+    gain = ratio(eager["step_ms"], whole["step_ms"])
+    ends = median_interval(np.divide(eager["step_ms"], whole["step_ms"]))
+    eager_ms = statistics.median(eager["step_ms"])
+    paid = [
+        starts.get(f"the compiler starts, {cache}", 0) + _compile_s(whole[cache], eager_ms / gain)
+        for cache in ("cold", "warm")
+    ]
+    graphs, kernels = whole["cold"]["graphs"], whole["cold"]["kernels"]
+    return (
+        Way(WAYS[0], eager_ms, 1, 1, 1, 0, 0, 0, 0),
+        Way(WAYS[1], eager_ms / gain, gain, *ends, *paid, graphs, kernels),
+    )
 
-    only: names of WAYS, such as ["whole model"]; eager is always included.
-    """
-    cases = report.measured(run).cases
-    eager = cases["eager"]["step_ms"]
-    kept = {name: case for name, case in cases.items() if name in ("eager", *only)}
-    return [_way(name, case, eager) for name, case in kept.items()]
 
-
-def _way(name, case, eager):
-    if not case["cold"]:
-        return Way(name, statistics.median(eager), 1, 1, 1, 0, 0, 0, 0)
-    cold, gain = case["cold"], ratio(eager, case["step_ms"])
-    ends = median_interval(np.divide(eager, case["step_ms"]))
-    step_ms = statistics.median(eager) / gain
-    first_ms = len(cold["first_s"]) * step_ms  # of the steps that compile, had they not
-    own = [max(0.0, sum(case[c]["first_s"]) - first_ms / 1000) for c in ("cold", "warm")]
-    return Way(name, step_ms, gain, *ends, *own, cold["graphs"], cold["kernels"])
+def _compile_s(case, step_ms):
+    """Return the seconds of the first steps beyond those that they would take compiled."""
+    return max(0.0, sum(case["first_s"]) - len(case["first_s"]) * step_ms / 1000)
 
 
 def median_interval(values) -> tuple[float, float]:
@@ -287,9 +288,9 @@ def median_interval(values) -> tuple[float, float]:
     return (ranked[cut], ranked[-1 - cut]) if cut >= 0 else (0.0, math.inf)
 
 
-def costs(run, only=WAYS) -> Table:
-    """Return a table of the cost and gain of each way, with its break-even in steps."""
-    rows = [_cost_row(way) for way in ways(run, only)]
+def costs(run) -> Table:
+    """Return a table of the cost and gain of compiling, with its break-even in steps."""
+    rows = [_cost_row(way) for way in ways(run)]
     head = ("", "graphs", "kernels", "cold", "warm", "step", "gain", "break-even", "warm cache")
     return Table(head, rows, "<>>>>><<<")
 
@@ -303,59 +304,48 @@ def _cost_row(way):
     return (way.name, str(way.graphs), str(way.kernels), *spent, step, way.told, *even)
 
 
-def plot_break_even(run, axes=None, only=WAYS):
-    """Draw the time of training by step, and each way's lead over eager."""
-    run, found = report.measured(run), ways(run, only)
-    eager, others = found[0], found[1:]
-    steps = _steps_shown(eager, others)
-    with drawing.axes(axes, (11, 4), "both", shape=(1, 2)) as axes:
-        total, ahead = axes
-        total.plot([0, steps], [0, steps * eager.step_ms / 1000], color=EAGER, lw=2, label="eager")
-        for way in others:
-            _plot_total(total, way, steps)
-            _plot_ahead(ahead, way, eager, steps)
-        ahead.axhline(0, color=EAGER, lw=2)
-        total.set(ylim=(0, None), ylabel="time since the start (s)")
-        ahead.set_ylabel("ahead of eager (s)")
-        for ax in axes:
-            ax.set(xlim=(0, steps), xlabel="steps")
-            ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-        total.figure.legend(loc="outside lower left", fontsize=9)
-        drawing.heading(axes, f"{report.experiment_text(run)}\nshaded: the interval of the gain")
-    return axes
+def plot_break_even(run, ax=None):
+    """Draw the seconds that a compiled model is ahead of eager, by step."""
+    run = report.measured(run)
+    eager, whole = ways(run)
+    steps = _steps_shown(eager, whole)
+    with drawing.axes(ax, (9, 3.8), "both") as ax:
+        ax.axhline(0, color=EAGER, lw=2, label="eager")
+        _plot_ahead(ax, whole, whole.cold_s, steps, label="compiled, empty cache")
+        _plot_ahead(ax, whole, whole.warm_s, steps, label="compiled, warm cache", ls=":")
+        ends = [_ahead_s(whole, whole.cold_s, steps, gain) for gain in (whole.low, whole.high)]
+        ax.fill_between([0, steps], *ends, color=COMPILED, alpha=0.15, lw=0)
+        ax.set(xlim=(0, steps), xlabel="steps", ylabel="ahead of eager (s)")
+        ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        drawing.legend(ax, 3)
+        setting = f"{report.experiment_text(run)}. Shaded: the interval of the gain"
+        drawing.entitle(ax, _pays(whole.break_even(whole.cold_s)), setting)
+    return ax
 
 
-def _steps_shown(eager, others):
-    """Return the steps of the axis: beyond the last possible crossing of the lines.
+def _pays(even):
+    if math.isinf(even.steps):
+        return "Compiling never pays: a step is slower" if even.high < 1 else "No gain is seen"
+    return f"Compiling pays after {even}"
+
+
+def _steps_shown(eager, whole):
+    """Return the steps of the axis: beyond the crossing of the lines.
 
     Without a near one, until eager has taken three times as long as compiling.
     """
-    least = 3000 * max(way.cold_s for way in others) / eager.step_ms
-    even = [breakeven.steps(way.cold_s, eager.step_ms, way.gain) for way in others]
-    return max([least] + [1.5 * s for s in even if s < 100 * least])
+    least = 3000 * whole.cold_s / eager.step_ms
+    even = breakeven.steps(whole.cold_s, eager.step_ms, whole.gain)
+    return max(least, 1.5 * even if even < 100 * least else 0)
 
 
-def _plot_total(ax, way, steps):
-    """Draw a line from the end of the compilation on, and one with a warm cache."""
-    caches = {f"{way.name}: {way.told}": way.cold_s, f"{way.name}, warm cache": way.warm_s}
-    for (label, compile_s), look in zip(caches.items(), ({"lw": 2}, {"ls": ":"}), strict=True):
-        ends = [compile_s, compile_s + steps * way.step_ms / 1000]
-        label += f"; break-even: {way.break_even(compile_s)}"
-        ax.plot([0, steps], ends, color=WAYS[way.name], label=label, **look)
-    ax.plot(0, way.cold_s, "o", color=WAYS[way.name], clip_on=False)
+def _plot_ahead(ax, way, paid_s, steps, **look):
+    """Draw the seconds saved minus those paid, and mark the break-even."""
+    ax.plot([0, steps], _ahead_s(way, paid_s, steps, way.gain), color=COMPILED, lw=2, **look)
+    if math.isfinite(even := way.break_even(paid_s).steps):
+        ax.plot(even, 0, "o", color="black", zorder=5)
 
 
-def _plot_ahead(ax, way, eager, steps):
-    """Draw the seconds saved minus those of the compilation, and mark the break-even."""
-    median, *ends = (
-        [-way.cold_s, -way.cold_s + steps * eager.step_ms * (1 - 1 / gain) / 1000]
-        for gain in (way.gain, way.low, way.high)
-    )
-    ax.plot([0, steps], median, color=WAYS[way.name], lw=2)
-    ax.fill_between([0, steps], *ends, color=WAYS[way.name], alpha=0.15, lw=0)
-    ax.plot(0, -way.cold_s, "o", color=WAYS[way.name], clip_on=False)
-    if math.isinf(even := way.break_even(way.cold_s).steps):
-        return
-    ax.plot(even, 0, "o", color="black", zorder=5)
-    text = f"{even:,.0f} steps, {report.duration_text(even * eager.step_ms / 1000)}"
-    ax.annotate(text, (even, 0), (-6, 8), textcoords="offset points", ha="right", fontsize=9)
+def _ahead_s(way, paid_s, steps, gain):
+    """Return the seconds ahead of eager before the first step and after these steps."""
+    return [-paid_s, -paid_s + steps * way.step_ms * way.gain * (1 - 1 / gain) / 1000]

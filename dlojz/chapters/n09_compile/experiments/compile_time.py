@@ -1,10 +1,10 @@
-"""The cost and gain of compiling a model: cold, warm, time per step, whole or block by block.
+"""The cost and gain of compiling a model: cold, warm, and time per step.
 
 Submitted by a notebook: submit("dlojz/chapters/n09_compile/experiments/compile_time.py").
 
-Each way is compiled with an empty cache, then by a second process with the first one's caches. The
-steps of all ways are timed in turn, so that a disturbance affects all. By default the model is a
-small one, made of ResNet's blocks, which a processor compiles in seconds.
+The model is compiled with an empty cache, then by a second process with the first one's cache. Its
+steps and those of the eager one are timed in turn, so that a disturbance affects both. By default
+the model is a small one, made of ResNet's blocks, which a processor compiles in seconds.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from torchvision.models.resnet import BasicBlock
 from dlojz import idr_torch
 from dlojz.chapters import session
 
-EAGER, WHOLE, BLOCKS = "eager", "whole model", "block by block"
+EAGER, WHOLE = "eager", "whole model"
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 FIRST = 4  # steps that may compile: the first, and those that record CUDA graphs
 WIDTH, DEPTH = 32, 3  # of the small model
@@ -44,7 +43,6 @@ def main():
     add("--mode", default="default", help="mode of torch.compile, such as reduce-overhead")
     add("--backend", default="inductor", help="the compiler's backend; aot_eager makes no code")
     add("--steps", type=int, default=60, help="timed steps of each way")
-    add("--whole", action="store_true", help="only the whole model, and not block by block")
     add("--warm", type=Path, help="only compile, with the caches as they are, and write to a file")
     args = parser.parse_args()
     session.set_float32(args.precision)
@@ -64,22 +62,19 @@ def main():
 
 
 def with_empty_caches(args, device, folder):
-    """Return a training step and the cost of compiling for each way; gather the caches."""
+    """Return a training step of each way, and the cost of compiling; keep the cache."""
     steps, found = {EAGER: training(args, EAGER, device)}, {}
     [steps[EAGER]() for _ in range(FIRST)]
     with fresh_cache():
         found["start_s"] = start(args, device)
-    for way in ways(args):
-        with fresh_cache(dir=str(folder), delete=False):
-            step, seen = compiled(args, way, device)
-            shutil.copytree(os.environ[CACHE], folder / "cache", dirs_exist_ok=True)
-        if seen["graphs"]:  # none block by block for a model without repeated blocks
-            steps[way], found[way] = step, seen
+    with fresh_cache(dir=str(folder), delete=False):
+        steps[WHOLE], found[WHOLE] = compiled(args, device)
+        shutil.copytree(os.environ[CACHE], folder / "cache", dirs_exist_ok=True)
     return steps, found
 
 
 def in_a_second_process(folder):
-    """Return the cost of compiling in a second process, with those caches."""
+    """Return the cost of compiling in a second process, with that cache."""
     into = folder / "warm.json"
     command = [sys.executable, __file__, *sys.argv[1:], "--warm", str(into)]
     subprocess.run(command, check=True, env=os.environ | {CACHE: str(folder / "cache")})
@@ -87,14 +82,8 @@ def in_a_second_process(folder):
 
 
 def again(args, device):
-    """Return the cost of compiling each way, with the present caches."""
-    begun = {"start_s": start(args, device)}
-    return begun | {way: compiled(args, way, device)[1] for way in ways(args)}
-
-
-def ways(args):
-    """Return this run's ways to compile."""
-    return (WHOLE,) if args.whole else (WHOLE, BLOCKS)
+    """Return the cost of compiling with the present cache."""
+    return {"start_s": start(args, device), WHOLE: compiled(args, device)[1]}
 
 
 def start(args, device):
@@ -103,12 +92,12 @@ def start(args, device):
     return session.seconds(lambda: tiny(torch.ones(8, device=device)), device)
 
 
-def compiled(args, way, device):
-    """Return a training step compiled in this way, and its cost."""
+def compiled(args, device):
+    """Return a compiled training step, and its cost."""
     torch.compiler.reset()
     counters.clear()
     metrics.reset()
-    step = training(args, way, device)
+    step = training(args, WHOLE, device)
     seconds = [session.seconds(step, device) for _ in range(FIRST)]
     return step, {
         "first_s": seconds,
@@ -120,7 +109,7 @@ def compiled(args, way, device):
 
 
 def training(args, way, device):
-    """Return step(), a training step of a model compiled in this way."""
+    """Return step(), a training step of a model, compiled or not."""
     torch.manual_seed(0)
     model = build(args.model).to(device)
     images, labels = session.batch(args, device)
@@ -134,8 +123,6 @@ def training(args, way, device):
         options["mode"] = args.mode
     if way == WHOLE:
         model = torch.compile(model, **options)
-    elif way == BLOCKS:
-        [block.compile(**options) for block in blocks(model)]
     dtype = session.DTYPES.get(args.precision)
     return partial(session.one_step, model, optimizer, images, labels, dtype)
 
@@ -147,23 +134,6 @@ def build(name):
     first = nn.Conv2d(3, WIDTH, 3, padding=1)
     same = [BasicBlock(WIDTH, WIDTH) for _ in range(DEPTH)]
     return nn.Sequential(first, *same, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10))
-
-
-def blocks(model):
-    """Return the outermost parts of a model that occur repeatedly, and are not torch.nn's own.
-
-    compile() ignores modules that inherit their forward from torch.nn.
-    """
-    count = Counter(type(module) for module in model.modules())
-    found, inside = [], [*model.children()]
-    while inside:
-        part = inside.pop(0)
-        own = not type(part).forward.__module__.startswith("torch.nn.")
-        if own and count[type(part)] > 1:
-            found.append(part)
-        else:
-            inside += part.children()
-    return found
 
 
 if __name__ == "__main__":
