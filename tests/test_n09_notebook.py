@@ -38,12 +38,12 @@ def test_sines_gain_by_their_bytes_and_lose_by_their_calls():
     }
     gains = {name: n09.ratio(case["eager_ms"], case["compiled_ms"]) for name, case in found.items()}
     long, short = "sin, 4194304 elements", "sin, 1024 elements"
-    yield f"eight sines gained no more than {gains[f'8 {long}']:.1f} times"
-    yield f"and gained {gains['GELU, 4194304 elements']:.1f} times"
+    yield f"eight sines run only {gains[f'8 {long}']:.1f} times as fast"
+    yield f"and runs {gains['GELU, 4194304 elements']:.1f} times as fast"
     calls = 1000 * (ms[f"8 {short}", "eager"] - ms[f"1 {short}", "eager"]) / 7
-    yield f"{calls:.1f} microseconds for each operation"
+    yield f"each operation took {calls:.1f} microseconds"
     checks = [1000 * ms[f"{sines} {short}", "compiled"] for sines in (1, 8)]
-    yield "it took {:.0f} to {:.0f} microseconds".format(*checks)
+    yield "It took {:.0f} to {:.0f} microseconds".format(*checks)
     assert [n for n in (1, 2, 4, 8) if gains[f"{n} {short}"] < 1] == [1, 2, 4]
     yield "chains of up to four sines *lost*"
 
@@ -114,7 +114,7 @@ def test_cuda_graphs_add_little_with_256_images():
     yield "TALK.md", f"with 256 images an H200 gained {said} from it"
     eager = [f"09-ladder-{m}-4-channels-last" for m in MODELS]
     gains = [faster(*pair) for pair in zip(rungs[1], eager, strict=True)]
-    yield f"Fusion gained {min(gains):.1f} to {max(gains):.1f} times"
+    yield f"Fusion made the four models {min(gains):.1f} to {max(gains):.1f} times as fast"
     ahead = [recorded(name).ahead_ms for name in rungs[1]]
     yield f"was {ahead[0]:.0f} ms ahead of it with ResNet-50, and {ahead[1]:.0f} ms with ResNet-152"
 
@@ -148,7 +148,7 @@ def test_a_small_batch_gains_what_its_host_gains():
     yield "reached {:,.0f} images/s, and {:,.0f} when it was run again".format(*twice)
     answers = f"{CHAPTERS}/n09b_modes/answers.toml"
     yield answers, f"{recorded(f'{other}0064').images_per_s:,.0f} images/s"
-    yield answers, f"with 512 images it gains {gains[-1]:.2f} times"
+    yield answers, f"with 512 images it is {gains[-1]:.2f} times as fast"
 
 
 @claims("09b_modes")
