@@ -77,7 +77,7 @@ def make_course_folder(tmp_path, monkeypatch):
     """Make a course folder in `tmp_path`, and work in it."""
     root = tmp_path / "course"
     prepared = [f"dlojz/chapters/*/experiments/{name}" for name in course.COPIED.values()]
-    for pattern in ("dlojz/dlojz.py", "solutions/*.py", *prepared):
+    for pattern in ("dlojz/dlojz.py", "solutions/*.py", "solutions/own/*.py", *prepared):
         for file in REPOSITORY.glob(pattern):
             copy = root / file.relative_to(REPOSITORY)
             copy.parent.mkdir(parents=True, exist_ok=True)

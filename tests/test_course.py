@@ -326,7 +326,7 @@ def test_the_table_of_imports_has_no_circle():
 def test_each_room_is_a_package_that_says_what_it_holds():
     """Else a wheel leaves it out. Experiments are run from a clone, by path."""
     folders = {file.parent for file in (REPOSITORY / "dlojz").rglob("*.py")}
-    rooms = [folder for folder in folders if folder.name != "experiments"]
+    rooms = [folder for folder in folders if "experiments" not in folder.parts]
     assert [str(room) for room in rooms if not (room / "__init__.py").exists()] == []
 
 
@@ -367,7 +367,7 @@ def needs_torch(name):
     """Whether a module belongs to a job: the trainer, what it imports, a chapter's programs."""
     programs = r"job|blocks|dynamo|measuring|operations|transformers|trainings|counting|timing"
     programs += r"|in_pytorch|in_triton|bits|vit|spread|choosing|eight|checked|curves"
-    programs += r"|experiments\.\w+"
+    programs += r"|experiments\.[\w.]+"
     job = re.fullmatch(rf"dlojz\.chapters\.(session|harness|resident|\w+\.({programs}))", name)
     return job or name == "dlojz.race.judging" or name.startswith(WITH_TORCH)
 

@@ -46,8 +46,15 @@ PREPARED = {
     "12_parallel": "parallel.py",
     "13_search": "search.py",
 }
-# One without a verdict: a figure shows whether it is right.
-COPIED = {**PREPARED, "06_batchnorm": "batchnorm.py"}
+# Those without a verdict: a figure shows whether it is right, or `dlojz pair` what has changed.
+# Programs in the folder "own" know nothing of the course, and run as any other.
+OWN = "own"
+COPIED = {
+    **PREPARED,
+    "06_batchnorm": "batchnorm.py",
+    "15_photos": f"{OWN}/photos.py",
+    "15_letters": f"{OWN}/letters.py",
+}
 # Their chapters; a step's chapter has the step's name.
 CHAPTERS = {
     "00_cluster": "n00c_cluster",
@@ -57,6 +64,8 @@ CHAPTERS = {
     "09_repair": "n09_repair",
     "12_parallel": "n12_model_parallel",
     "13_search": "n13_search",
+    "15_photos": "n15_your_own",
+    "15_letters": "n15_your_own",
 }
 # A step's second file, which trainees write beside their trainer. It imports it by its path.
 BESIDE = {"08_large_batch": "optimizers.py", "10_kernels": "kernels.py"}
@@ -142,6 +151,8 @@ def own(name: str) -> str:
     """
     copy = trainer().with_name(BESIDE[name]) if name in BESIDE else course_root() / COPIED[name]
     if not copy.exists():
+        with needs_room(copy):
+            copy.parent.mkdir(exist_ok=True)
         write_atomically(copy, read_small(prepared(name)))
     return str(copy.relative_to(course_root()))
 

@@ -92,6 +92,8 @@ def watched(program: Program) -> Program:
 
 def _is_mirrored(trainer) -> bool:
     """Return whether a program is neither the course's nor a copy that a job has already."""
+    if trainer.parent.name == course.OWN:
+        return not is_ours(trainer)
     if (trainer.parent / "job.json").exists() or trainer.is_relative_to(PACKAGE):
         return False
     if course.in_a_clone():
