@@ -354,6 +354,7 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     yield Entry("12 model parallel", where, f"gradients, messages, {speeds}")
     yield Entry("13 search", "everywhere", "a small study; the large ones are recorded")
     yield Entry("14 race", many if cards else "CPU", "joules, too" if cards else "seconds only")
+    yield Entry("15 your own", "everywhere", "three small programs, and then yours")
 
 
 def _install_problems(facts: dict) -> Iterator[Problem]:

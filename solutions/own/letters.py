@@ -32,7 +32,7 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    source = Path(argparse.__file__).read_text()
+    source = Path(argparse.__file__).read_text("utf-8")
     characters = sorted(set(source))
     codes = torch.tensor([characters.index(character) for character in source])
     texts = codes.split(args.length + 1)[:-1]

@@ -34,7 +34,7 @@ class Photos(Dataset):
 
 
 def middle(pixels, most):
-    """Return the middle of an image, of at most so many pixels in height and width."""
+    """Return the middle of an image, with at most this height and width."""
     height, width, _ = pixels.shape
     top, left = max(0, height - most) // 2, max(0, width - most) // 2
     return pixels[top : top + most, left : left + most]

@@ -1,4 +1,4 @@
-"""Learn to classify small photographs, which are all kept in memory: thumbnails.py --data FOLDER."""
+"""Learn to classify small photographs, all kept in memory: thumbnails.py --data FOLDER."""
 
 import argparse
 from itertools import chain, islice, repeat
