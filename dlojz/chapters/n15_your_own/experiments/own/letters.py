@@ -29,12 +29,13 @@ class Writer(nn.Module):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--length", type=int, default=64, help="characters of a text")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # the model is too small for more
     device = "cuda" if torch.cuda.is_available() else "cpu"
     source = Path(argparse.__file__).read_text("utf-8")
     characters = sorted(set(source))
