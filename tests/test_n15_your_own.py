@@ -160,7 +160,7 @@ def test_a_diagnosis_names_the_cause(runs):
         assert "Python between the operations" in suspect
         assert cure == "cure: notebook 09_compile"
     _, suspect, cure = diagnosis(runs["thumbnails", "watched"])
-    assert "no fault was found" in suspect
+    assert "no known fault" in suspect
     assert cure == "cure: no notebook, for what was seen"
 
 
