@@ -72,7 +72,7 @@ def add_flags_of_inputs(add: Callable):
     add("--image-size", type=int, help="pixels (default: 224, or the model's own)")
     add("--input", metavar="3x224x224", help="one input of a model of your own, as floats")
     add("--tokens", type=int, metavar="N", help="tokens of one input, for a language model")
-    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="optimizer, for a model of your own")
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="optimizer of your own model")
 
 
 def shape_of(text: str) -> tuple[int, ...]:
