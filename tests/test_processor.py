@@ -69,9 +69,3 @@ def test_pairs_with_aot_eager_as_in_notebook_09():
         for pair in (1, 2, 3)
     ]
     yield f"{min(more):.0f} to {max(more):.0f} % ahead, in three"
-
-
-@claims("11_fsdp")
-def test_the_price_of_shards_as_in_notebook_11():
-    ms = [summary(runs.recorded(f"cpu/11-cpu-{how}-x2")).step_ms for how in ("fsdp", "ddp")]
-    yield "took {:.0f} ms instead of {:.0f}".format(*ms)

@@ -1,10 +1,8 @@
 """The operations of an image against papers and torchvision, and the share of a GPU's peak."""
 
-from collections import Counter
 from pathlib import Path
 
 import matplotlib as mpl
-import numpy as np
 import pytest
 from claims import claims
 from logs import with_cases
@@ -20,7 +18,7 @@ from dlojz.chapters.n11b_hybrid.flops import Utilization, utilization
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.figures import peaks
-from dlojz.runs import derived, log
+from dlojz.runs import log
 from dlojz.runs.stats import Summary
 from dlojz.training import imports, models
 from dlojz.widgets.quiz import QUIZZES
@@ -177,23 +175,6 @@ def test_the_bars_of_the_speed_end_where_the_hardware_was():
     assert {"51%  ", "52%  "} <= {text.get_text() for text in ax.texts}
 
 
-def test_the_memory_is_drawn_with_a_mark_where_it_was_measured():
-    ax = figures.plot_peaks(runs.recorded(PREDICTED))
-    names = [label.get_text() for label in ax.get_yticklabels()]
-    shards = "vit_2b, 32 images, FSDP on 2 GPUs, checkpointing"
-    assert (names[0], names[-4], names[-1]) == (shards, BEST, "vit_2b, 256 images")
-    marks = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "D"]
-    pairs = figures.cases(runs.recorded(PREDICTED))
-    assert marks == [s.peak_memory_bytes / 1e9 for s, _ in pairs if s.completed]
-    said = [text.get_text().split("\n") for text in ax.texts if "predicted" in text.get_text()]
-    assert [[line.strip() for line in lines] for lines in said[-4:]] == [
-        ["128 GB predicted, not compiled", "118 GB recorded"],
-        ["128 GB predicted", "128 GB recorded"],
-        ["135 GB predicted, not compiled", "131 GB recorded"],
-        ["225 GB predicted", "out of memory"],
-    ]
-
-
 def test_a_gpu_that_is_in_no_table_has_a_speed_and_no_share(monkeypatch):
     monkeypatch.setattr("dlojz.machine.hardware.sold", list)
     table = figures.shares(runs.recorded(PREDICTED))
@@ -232,138 +213,6 @@ def test_the_stages_of_a_model_add_up_to_all_of_its_operations(train, tmp_path):
 
 def by_name():
     return {figures.run_name(s): (s, u) for s, u in figures.used(runs.recorded(PREDICTED))}
-
-
-@claims("11_fsdp")
-def test_what_notebook_11_says_of_predictions_is_so():
-    pairs = figures.cases(runs.recorded(PREDICTED))
-    [(lost, case)] = [pair for pair in pairs if not pair[0].completed]
-    assert lost.state == "OUT_OF_MEMORY"
-    needs, has = figures.plans.highest(case)[1].bytes / 1e9, lost.memory_limit_bytes
-    yield f"predicted to need {needs:.0f} GB, and this GPU has {has / 1e9:.0f}: the"
-    assert has < 141 * 2**30 < 1.01 * has, "vendors count in GiB"
-    away = {
-        figures.run_name(s): figures.plans.highest(case)[1].bytes / s.peak_memory_bytes - 1
-        for s, case in pairs
-        if s.completed
-    }
-    compiled = sorted(away.pop(name) for name in [*away] if "compiled" in name)
-    assert (len(pairs), len(away), len(compiled)) == (15, 10, 4)
-    yield "Here are fifteen runs"
-    yield "Eleven of these runs are eager"
-    yield "Four runs were compiled"
-    assert max(map(abs, compiled[:2])) < 0.0005
-    more = [100 * (1 - 1 / (1 + a)) for a in reversed(compiled[2:])]
-    yield "Two needed what was predicted, two {1:.0f} % and {0:.0f} % less".format(*more)
-    twice = "vit_2b, 32 images, DDP on 2 GPUs"
-    predicted, s = next((c, s) for s, c in pairs if figures.run_name(s) == twice)
-    peak = figures.plans.highest(predicted)[1]
-    first, second = (r.memory["device_peak_bytes"] for r in log.read_ranks(runs.recorded(DDP)))
-    yield f"{peak.bytes / 1e9:.1f} GB predicted, and {second / 1e9:.1f} measured"
-    yield f"Its other GPU measured {first / 1e9:.1f}"
-    yield f"8 GB more, about as much as all gradients: {peak.parts['gradients'] / 1e9:.2f}"
-    assert second - peak.bytes == pytest.approx(peak.parts["gradients"], rel=0.02)
-    assert s.peak_memory_bytes == second
-    del away[twice]
-    yield "Nine others were predicted to within 0.7 %, those with FSDP2 to within 0.3 %"
-    assert max(map(abs, away.values())) < 0.007
-    assert max(abs(a) for name, a in away.items() if "FSDP" in name) < 0.003
-
-
-DDP, ROOT = "h200/11-vit_2b-b0032-off-ddp-x2", "FSDP2, root only"
-
-
-@claims("11_fsdp")
-def test_what_notebook_11_says_of_two_gpus_is_so():
-    found = by_name()
-    two = "vit_2b, 32 images, FSDP on 2 GPUs"
-    (off, _), (again, _), (shards, _), (both, _) = (
-        found[name]
-        for name in (BLOCKS.partition(", check")[0], BLOCKS, two, f"{two}, checkpointing")
-    )
-    sizes = [s.peak_memory_bytes / 1e9 for s in (off, again, shards, both)]
-    one, several = "took {:.1f} GB, and with checkpointing {:.1f}.", "took {:.1f} GB of each, and"
-    yield one.format(*sizes)
-    yield several.format(sizes[2])
-    yield f"in shards with checkpointing {sizes[3]:.1f}. What"
-    yield f"{sizes[1]:.1f} GB instead of {sizes[0]:.1f}."
-    yield f"took {off.step_ms:.0f} ms without it and {again.step_ms:.0f} ms with it"
-    yield f"with it: {again.step_ms / off.step_ms:.2f} times"
-
-    def speed(name):
-        return found[name][0].images_per_s
-
-    large, small = (f"{m} images, FSDP on 2 GPUs" for m in ("vit_2b, 32", "vit_600m, 64"))
-    kept = [speed(n) / speed(n.replace("FSDP", "DDP")) for n in (small, large)]
-    kept.append(speed(f"{large}, checkpointing") / speed(large.replace("FSDP", "DDP")))
-    shares = [f"{100 * share:.0f} %" for share in kept]
-    yield "`vit_600m` kept {} of DDP's images per second, `vit_2b` {}, and {}".format(*shares)
-    more = [
-        found[n][0].step_ms - found[n.replace("FSDP", "DDP")][0].step_ms for n in (small, large)
-    ]
-    yield "added {:.0f} ms to a step of `vit_600m` and {:.0f} ms to one of `vit_2b`".format(*more)
-
-
-@claims("11_fsdp")
-def test_what_notebook_11_says_of_late_hosts_is_so():
-    lead = {
-        name: [derived.lead_ms(run) for run in log.read_ranks(runs.recorded(f"h200/11-{name}-x2"))]
-        for name in ("vit_600m-b0064-off-ddp", "vit_600m-b0064-off-fsdp", "vit_6b-b0064-off-fsdp")
-    }
-    both, (_, late), large = lead.values()
-    yield f"both hosts are {min(both):.0f} ms ahead of their GPUs"
-    assert round(min(both)) == round(max(both))
-    yield f"one of them is {late:.1f} ms ahead"
-    yield f"In `vit_6b` both hosts are {min(large):.0f} ms or more ahead"
-
-
-@claims("11_fsdp")
-def test_what_notebook_11_says_of_the_largest_model_is_so():
-    found = by_name()
-    case = dict((figures.run_name(s), case) for s, case in figures.cases(runs.recorded(PREDICTED)))
-    whole = BEST.removesuffix(", compiled")
-    parts = figures.plans.highest(case[whole])[1].parts
-    halves = sum(parts[part] for part in ("parameters", "gradients", "optimizer"))
-    # One GPU has all of them, and autocast's copies of the weights in place of the gathered ones.
-    alone = 2 * halves + parts["activations"] + 2 * case[whole]["parameters"]
-    yield f"`vit_6b` with 64 images would need {alone / 1e9:.0f} GB of one H200"
-    yield f"with 64 images it would need {alone / 1e9:.0f} GB. In shards"
-    speeds = [found[name][0].images_per_s for name in (BEST, whole)]
-    yield "compiled at {:.0f} images/s instead of {:.0f}".format(*speeds)
-    (large, _), (again, _) = (found[name] for name in (whole, SAVED))
-    yield f"and {again.peak_memory_bytes / 1e9:.1f} GB with 32 images and checkpointing"
-    assert again.peak_memory_bytes < 80e9
-    assert 3 * again.peak_memory_bytes < large.peak_memory_bytes
-    yield f"less than a third of the memory, and train {again.images_per_s:.0f} images/s"
-
-
-@claims("11_fsdp")
-def test_what_notebook_11_says_of_the_same_training_on_two_gpus_is_so():
-    fp32, bf16 = (
-        log.read(runs.recorded(f"h200/11-sharding{kind}-x2")).cases for kind in ("-fp32", "")
-    )
-    ways = ("DDP", "FSDP2")
-    times = [np.median(fp32[way]["step_ms"]) for way in ways]
-    yield "a step in float32 took {:.0f} ms with DDP, and {:.0f} with FSDP2".format(*times)
-    low, high = min(bf16["FSDP2"]["step_ms"]), max(bf16["FSDP2"]["step_ms"])
-    ddp = np.median(bf16["DDP"]["step_ms"])
-    yield f"it took {ddp:.0f} ms with DDP, and between {low:.0f} and {high:.0f} with FSDP2"
-    yield f"overlaps nothing, and took {np.median(bf16[ROOT]['step_ms']):.0f} ms"
-    sent = [sum(c["bytes"] for c in bf16[way]["collectives"]) for way in (ROOT, "FSDP2")]
-    assert sent[0] == pytest.approx(0.75 * sent[1], rel=0.01), "three quarters"
-    waited = sorted(
-        run.cases["FSDP2"]["communication_ms"]
-        for run in log.read_ranks(runs.recorded("h200/11-sharding-x2"))
-    )
-    yield "one process spent {:.0f} ms in its collectives, and the other {:.0f} ms".format(*waited)
-    calls = Counter(c["op"] for c in bf16["FSDP2"]["collectives"])
-    gathers = f"{calls['all_gather']} all-gathers"
-    yield f"{len(bf16['DDP']['collectives'])} all-reduces with DDP, or {gathers}"
-    yield f"{gathers} and {calls['reduce_scatter']} reduce-scatters"
-    yield "less than 2 millionths apart in float32"
-    yield "about one part in a hundred"
-    assert 1e-6 < max(case["gradient_away"] for case in fp32.values()) < 2e-6
-    assert max(case["gradient_away"] for case in bf16.values()) == pytest.approx(0.01, rel=0.2)
 
 
 @claims("11b_hybrid")

@@ -40,6 +40,7 @@ ONE_FORWARD = (
     "FSDP gathers its weights once in a step, and reduces the gradients of all parts at its end."
 )
 WIDTH = 40  # characters of the longest bar
+VISIBLE = 0.002  # of the longest bar: the legend names no smaller part
 CARD = {"color": report.PALETTE["limit"], "linestyle": "--", "lw": 1}  # the line of a card's memory
 PAPER = {"facecolor": "white", "pad": 2, "lw": 0}  # behind a text, so that no line crosses it
 
@@ -142,24 +143,22 @@ def answer(plan: Mapping, ways: Sequence[Mapping]) -> str:
     )
 
 
-def plot(peaks: Mapping[str, Peak], limit: float | None = None, ax=None, each="GPU"):
-    """Draw the parts of these peaks as stacked bars, by name, and a card's memory as a line."""
+def plot(peaks: Mapping[str, Peak], ax=None, each="GPU"):
+    """Draw the parts of these peaks as stacked bars, by name."""
     ax = ax or plt.subplots(figsize=(8, 1.2 + 0.5 * len(peaks)))[1]
     names, shown = [*peaks], set()
-    largest = max([peak.bytes for peak in peaks.values()] + [limit or 0])
+    largest = max(peak.bytes for peak in peaks.values())
     unit, scale = ("GB", 1e9) if largest >= 1e9 else ("MB", 1e6)
     for y, peak in enumerate(peaks.values()):
         left = 0
         for part in PARTS:
             size = max(0, peak.parts.get(part, 0)) / scale
             if size:
-                name = None if part in shown else part
-                ax.barh(y, size, left=left, color=COLOURS[part], label=name)
-                shown.add(part)
+                named = part not in shown and size > VISIBLE * largest / scale
+                ax.barh(y, size, left=left, color=COLOURS[part], label=part if named else None)
+                shown.update([part] * named)
             left += size
         label(ax, left, y, bytes_text(peak.bytes))
-    if limit:
-        ax.axvline(limit / scale, **CARD)
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.set(xlabel=f"memory of each {each} ({unit})", xlim=(0, 1.15 * largest / scale))

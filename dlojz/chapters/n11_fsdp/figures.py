@@ -16,7 +16,6 @@ from dlojz.runs.memory import Peak
 from dlojz.table import Table
 
 HELD = ("parameters", "gradients", "unreduced", "optimizer", "gathered")
-COLOURS = report.COLLECTIVES | {"reduce_scatter": report.PALETTE["update"]}
 MOVED = ("parameters", "gradients", "optimizer")  # moved to the host by FSDP2's offload policy
 CARDS = {"80 GB": 80e9, "141 GB": 141e9}  # of an H100 and an H200
 
@@ -64,23 +63,6 @@ def _calls(found, phase):
     """Return the calls of a pass in words: "4 all-gathers, 5 reduce-scatters"."""
     named = {op.replace("_", "-"): calls for (of, op), (calls, _) in found.items() if of == phase}
     return ", ".join(f"{n} {op}{'s' * (n > 1)}" for op, n in named.items()) or "nothing"
-
-
-def plot_collectives(run, ax=None):
-    """Draw the collectives of a step of each way on a time line, beside the backward pass."""
-    run = drawing.of_experiment(run, "collectives", "sharding.py")
-    with drawing.axes(ax, (11, 1.4 + 0.6 * len(run.cases)), "x") as ax:
-        for row, case in enumerate(run.cases.values()):
-            begin, end = case["backward_ms"]
-            ax.barh(row, end - begin, 0.8, begin, color="#E3E3E8", label="backward")
-            for c in case["collectives"]:
-                look = {"color": COLOURS[c["op"]], "label": c["op"].replace("_", "-")}
-                ax.barh(row, c["ms"], 0.45, c["begin_ms"], ec="white", **look)
-        drawing.rows(ax, run.cases)
-        ax.set_xlabel("in a step (ms, clock of process 0)")
-        drawing.caption(ax, drawing.where(run))
-        drawing.legend(ax, 4, (0, -0.2), loc="upper left")
-    return ax
 
 
 def between(case: Mapping, processes: int, nodes: int) -> tuple[float, float]:
@@ -353,8 +335,13 @@ def _copy_speed(run):
 
 
 def plot_fits(run, cards: Mapping[str, float] = CARDS, ax=None):
-    """Draw the predicted memory of each GPU for each plan, by part, with the memory of cards."""
+    """Draw the predicted memory of each GPU for each plan, by part, with the memory of cards.
+
+    Of the plans with DDP it is the one with the most GPUs, because all need the same.
+    """
     found = predicted(run)
+    for name in [name for name in found if name.endswith("DDP")][:-1]:
+        del found[name]
     with report.style(grid="x"):
         ax = plans.plot(found, ax=ax)
         most = max([peak.bytes for peak in found.values()] + [*cards.values()])

@@ -1,4 +1,4 @@
-"""Figures of recorded runs of large models: predicted memory, and the share of the peak speed.
+"""Figures of recorded runs of large models: the share of the peak speed.
 
 They take a run of `predicted.py`, an experiment of notebook 11, which names its recordings.
 """
@@ -8,7 +8,6 @@ from dlojz.chapters.n11b_hybrid import flops
 from dlojz.course import UserError
 from dlojz.figures import drawing, peaks, plans, report
 from dlojz.runs import log
-from dlojz.runs.memory import Peak
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import Table
 
@@ -19,11 +18,7 @@ def cases(run) -> list[tuple[Summary, dict]]:
     """Return each recording and its prediction, the smallest memory first."""
     found = drawing.of_experiment(run, "operations", "predicted.py").cases
     pairs = [(summary(runs.recorded(name)), case) for name, case in found.items()]
-    return sorted(pairs, key=lambda pair: _peak(pair[1]).bytes)
-
-
-def _peak(case) -> Peak:
-    return plans.highest(case)[1]
+    return sorted(pairs, key=lambda pair: plans.highest(pair[1])[1].bytes)
 
 
 def run_name(s: Summary) -> str:
@@ -45,39 +40,6 @@ def _where(pairs) -> str:
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
     where = report.hardware_text(first).replace(first.date, when)
     return f"{first.arguments['precision']}, {where}"
-
-
-# Memory ------------------------------------------------------------------------------------------
-
-
-def plot_peaks(run, ax=None):
-    """Draw the predicted memory of each recording, by part, and mark the measured peak."""
-    pairs = cases(run)
-    limit = pairs[0][0].memory_limit_bytes
-    with report.style(grid="x"):
-        ax = plans.plot({run_name(s): _peak(case) for s, case in pairs}, limit, ax)
-        for text in [*ax.texts]:
-            text.remove()
-        for y, (s, case) in enumerate(pairs):
-            peak, came = _peak(case).bytes, s.peak_memory_bytes if s.completed else 0
-            at = max(peak, came) / 1e9
-            if came:
-                ax.plot(came / 1e9, y, "D", color="black", mec="white", ms=8, zorder=4)
-            plans.label(ax, at, y, _words(s, peak), 10, fontsize=9, linespacing=1.3)
-        ax.text(limit / 1e9, -0.65, f"it has {report.bytes_text(limit)}", ha="center", va="bottom")
-        ax.set_xlim(0, 1.3 * max(_peak(case).bytes for _, case in pairs) / 1e9)
-        title = f"predicted, and recorded: ◆\n{_where(pairs)}"
-        ax.set_title(title, fontsize=9, fontweight="normal", pad=20)
-    return ax
-
-
-def _words(s, peak):
-    """Return the prediction and the measured value, in two lines."""
-    predicted = f"{report.bytes_text(peak)} predicted" + ", not compiled" * _compiled(s)
-    came = "out of memory"
-    if s.completed:
-        came = f"{report.bytes_text(s.peak_memory_bytes)} recorded"
-    return f"{predicted}\n{came}"
 
 
 # Speed -------------------------------------------------------------------------------------------
