@@ -5,10 +5,8 @@ import re
 
 import made
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
 import steps
-from claims import claims
 from logs import experiment, measure, write_log
 from programs import experiment_file
 
@@ -16,7 +14,6 @@ from dlojz import course, launch
 from dlojz import runs as recorded
 from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
-from dlojz.runs import derived, log, stats
 from dlojz.runs.columns import PHASES
 from dlojz.runs.folder import events_file
 from dlojz.widgets.answer import ANSWERS
@@ -189,8 +186,6 @@ def test_a_search_is_its_time_or_what_ddp_said(tmp_path):
         ("two heads, without", "error", "Expected to have finished"),
         ("two heads, with", "2.00 ms", ""),
     ]
-    assert figures.what_ddp_said(path, "two heads, without").endswith("You can enable")
-    assert "no error" in figures.what_ddp_said(path, "two heads, with")
 
 
 MEAN_OF_MEANS = """
@@ -247,80 +242,6 @@ def test_an_experiment_that_did_not_end_says_so(tmp_path):
         figures.link(path)
 
 
-def test_costs_are_means_by_the_number_of_gpus(tmp_path):
-    def run(name, energy_j, **more):
-        window = {"first_step": 3, "steps": 70, "wall_s": 7.0, "energy_j": energy_j}
-        return write_log(tmp_path / name, steps=73, window=window, device=True, **more)
-
-    full = [run("a.jsonl", 2240.0), run("b.jsonl", 4480.0)]  # of 70 steps of 32 images
-    assert figures.costs(full) == [(1, pytest.approx(320), pytest.approx(1.5))]
-    half = run("c.jsonl", 2240.0, batch=16)
-    found = figures.costs([*full, half], whole=32)
-    assert found[1] == (2, pytest.approx(2 * 160), pytest.approx(2.0)), "as fast as two such GPUs"
-    with pytest.raises(UserError, match="no run has measured speed and energy"):
-        figures.costs([write_log(tmp_path / "d.jsonl")])
-
-
-@claims("06b_scaling")
-def test_the_energy_of_recorded_runs_is_as_notebook_06b_says():
-    weak = figures.costs(recorded.recordings("h200/06-resnet50-bf16-x*"))
-    strong = figures.costs(recorded.recordings("h200/06-strong-resnet50-bf16-x*"))
-    parts = [recorded.recorded(f"h200/03-resnet50-bf16-nhwc-b{b:04d}") for b in (256, 128, 64)]
-    bound = figures.costs(parts, whole=256)
-    assert [n for n, *_ in weak] == [n for n, *_ in bound] == [1, 2, 4]
-    assert [n for n, *_ in strong] == [1, 2]
-    more = [[round(100 * j / rows[0][2] - 100) for *_, j in rows] for rows in (weak, strong, bound)]
-    assert more == [[0, 6, 6], [0, 9], [0, 0, 4]]
-    alone = [rows[0][2] for rows in (weak, strong, bound)]
-    yield "With weak scaling it is 6 % more"
-    yield "With strong scaling it is 9 % more"
-    yield f"one GPU differs by {100 * max(alone) / min(alone) - 100:.0f} %"
-    _, energy = figures.plot_costs({"weak": weak})
-    assert [text.get_text() for text in energy.texts] == ["+6%", "+6%"]
-    speed, energy = figures.plot_costs({"strong": strong, "bound": bound})
-    assert [text.get_text() for text in energy.texts] == ["+9%", "+0%", "+4%"]
-    assert speed.get_ylim()[0] == energy.get_ylim()[0] == 0
-
-
-@claims("06b_scaling")
-def test_what_two_gpus_with_half_the_batch_lose_is_as_notebook_06b_says():
-    one, two = (
-        [*map(stats.summary, recorded.recordings(f"h200/06-strong-resnet50-bf16-x{n}-*"))]
-        for n in (1, 2)
-    )
-    speeds = [np.mean([s.images_per_s for s in series]) for series in (one, two)]
-    yield f"two reach {50 * speeds[1] / speeds[0]:.1f} %"
-    halves = [
-        stats.summary(recorded.recorded(f"h200/03-resnet50-bf16-nhwc-b{b}"))
-        for b in ("0128", "0256")
-    ]
-    bound = 100 * halves[0].images_per_s / halves[1].images_per_s
-    yield f"the shares alone would allow {bound:.1f} %"
-    yield f"the host is {np.median([s.ahead_ms for s in one]):.0f} ms ahead of its GPU"
-    steps, leads, passes = [], [], {"forward": [], "backward": []}
-    for path in recorded.recordings("h200/06-strong-resnet50-bf16-x2-*"):
-        run = log.read(path)
-        measured, times = derived.measured(run), derived.step_times(run)[1]
-        steps.append(f"{np.median(sum(times.values())[measured]):.1f}")
-        leads.append("{:.0f} and {:.0f}".format(*map(derived.lead_ms, run.ranks)))
-        for phase, medians in passes.items():
-            medians.append(f"{np.median(times[phase][measured]):.1f}")
-        backward = times["backward"][measured]
-        assert backward.min() < 17
-        assert backward.max() > 26
-    yield f"the two hosts are ahead by {' ms, '.join(leads)} ms (medians)"
-    yield "took {}, {} and {} ms a step".format(*steps)
-    ends = "{0} to {2}".format(*sorted(passes["forward"]))
-    yield f"The forward pass took {ends} ms in all three"
-    yield "took {}, {} and {} ms, and in each run it varies".format(*passes["backward"])
-    whole = [
-        [stats.summary(path).images_per_s for path in recorded.recordings(f"h200/{name}-*")]
-        for name in ("06-resnet50-bf16-x1", "06-resnet50-bf16-x2")
-    ]
-    alone, both = (256_000 * n / np.mean(speed) for n, speed in enumerate(whole, 1))
-    yield f"they cost {both - alone:.1f} ms a step"
-
-
 def test_variants_that_were_compiled_are_said_to_be():
     eager, compiled = (
         figures.plot_variants(recorded.recorded(f"h200/{step}-ddp-x2")).get_title("left")
@@ -330,7 +251,6 @@ def test_variants_that_were_compiled_are_said_to_be():
     assert "compiled" not in eager
 
 
-@claims("06b_scaling")
 def test_what_syncbatchnorm_costs_is_what_all_texts_say():
     ax = figures.plot_variants(
         recorded.recorded("h200/06-ddp-x2"), only=["SyncBatchNorm"], to="DDP"
@@ -339,4 +259,3 @@ def test_what_syncbatchnorm_costs_is_what_all_texts_say():
     assert f"these {added} ms hardly depend" in ANSWERS["06 from the figures"]
     (why,) = [answer.why for answer in QUIZZES["ddp-sync"].answers if answer.right]
     assert why.endswith(f"SyncBatchNorm adds {added}.")
-    yield f"{added} ms in each step of a ResNet-50"

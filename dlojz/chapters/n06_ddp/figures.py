@@ -1,7 +1,6 @@
 """Figures of notebooks 06 and 06b: the scaling of processes, their exchanges, and the cost."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,48 +81,6 @@ def plot_scaling(runs, ax=None):
         drawing.caption(ax, drawing.where(runs[-1]) + report.disturbed_text(runs))
         ax.legend(loc="upper left")
     return ax
-
-
-def costs(runs, whole: int | None = None) -> list[tuple[int, float, float]]:
-    """Return (GPUs, images/s, J per image) of these runs, as means by number of GPUs.
-
-    whole: the batch of an update, for runs of one GPU with a share of it: they stand for as many
-    GPUs as shares, without communication.
-    """
-    found = defaultdict(list)
-    for s in map(stats.summary, runs):
-        if s.images_per_s and s.energy_per_image_j:
-            gpus = s.size if whole is None else whole // s.batch_size
-            speed = s.images_per_s * (1 if whole is None else gpus)
-            found[gpus].append((speed, s.energy_per_image_j))
-    if not found:
-        raise UserError("no run has measured speed and energy: give runs on GPUs that have ended")
-    return [(gpus, *np.mean(values, axis=0)) for gpus, values in sorted(found.items())]
-
-
-def plot_costs(found: Mapping[str, Sequence], axes=None):
-    """Draw images/s and energy per image against the number of GPUs, for each {label: costs}."""
-    with drawing.axes(axes, (10.5, 3.9), shape=(1, 2)) as axes:
-        speed, energy = axes
-        most = max(gpus for rows in found.values() for gpus, *_ in rows)
-        first = next(iter(found.values()))[0]
-        look = {"ls": "--", "color": PALETTE["limit"], "label": "linear"}
-        speed.plot([1, most], [first[1] / first[0], most * first[1] / first[0]], **look)
-        for place, (label, rows) in enumerate(found.items()):
-            colour = SERIES[place % len(SERIES)]
-            gpus, rates, joules = zip(*rows, strict=True)
-            speed.plot(gpus, rates, "o-", color=colour, label=label)
-            energy.plot(gpus, joules, "o-", color=colour)
-            look = {"textcoords": "offset points", "ha": "center", "fontsize": 9, "color": colour}
-            for n, joule in zip(gpus[1:], joules[1:], strict=True):
-                text = f"{joule / joules[0] - 1:+.0%}"
-                highest = all(joule >= j for each in found.values() for m, _, j in each if m == n)
-                energy.annotate(text, (n, joule), (0, 8 if highest else -16), **look)
-        for ax, what in ((speed, "images/s, all together"), (energy, "energy (J per image)")):
-            ax.set(xlabel="GPUs", xticks=sorted({n for rows in found.values() for n, *_ in rows}))
-            ax.set(ylabel=what, ylim=(0, 1.15 * ax.get_ylim()[1]), xlim=(0.7, most + 0.4))
-        speed.legend(loc="upper left", fontsize=9)
-    return axes
 
 
 # The link ----------------------------------------------------------------------------------------
@@ -345,11 +302,6 @@ def searches(run) -> Table:
         else:
             rows.append((name, f"{np.median(case['step_ms']):.2f} ms", ""))
     return Table(("case", "median step", "what DDP said"), rows, "<><")
-
-
-def what_ddp_said(run, case) -> str:
-    """Return the whole error of a case of experiments/unused.py."""
-    return dict(_cases(run, [case]))[case].get("error", "nothing: there was no error")
 
 
 # The last step of all processes ------------------------------------------------------------------
