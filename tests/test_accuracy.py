@@ -630,7 +630,6 @@ def test_an_unknown_variant_is_named_with_what_is_there(trained, only):
         ("05b_storage", "05", "resized-crop", "63.9 %"),
         ("07_augmentation", "05", "large-crops", "and 2.8 if"),
         ("05b_storage", "05", "small-copies", "63.2 and"),
-        ("06b_scaling", "06-x2", "processes", "1.2 points"),
         ("06b_scaling", "06-x2", "not-wrapped", "costs 19 points"),
         ("06b_scaling", "06-few-x2", "processes", "costs 12.5 points"),
         ("06b_scaling", "06-few-x2", "sync-batch-norm", "Still 2.1 points"),

@@ -4,6 +4,7 @@ import numpy as np
 from claims import claims
 
 from dlojz import runs
+from dlojz.figures import paired
 from dlojz.runs import derived, log
 from dlojz.runs.stats import summary
 from dlojz.widgets.answer import ANSWERS
@@ -71,3 +72,11 @@ def test_an_image_takes_as_much_more_energy_as_the_notebook_says():
         for name in (STRONG, WEAK)
     ]
     yield "took {:.0f} % more than on one GPU, and {:.0f} % more with weak scaling".format(*more)
+
+
+@claims("06b_scaling")
+def test_only_a_forgotten_ddp_loses_accuracy_with_32_images_each():
+    _, *rows = paired.rows(runs.recorded("h200/06-accuracy-x2"))
+    several, synchronised, forgotten = (row.difference.word for row in rows)
+    assert several == synchronised == "no difference shown" != forgotten
+    yield "**Several processes: no difference shown.**"
