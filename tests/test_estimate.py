@@ -499,10 +499,10 @@ def test_what_needs_no_torch_is_refused_at_once(words, message, course_folder, c
     assert "importing torch" not in err
 
 
-def test_the_bars_are_drawn_with_the_card(trainer, tiny):
+def test_the_bars_show_the_parts_of_a_peak(trainer, tiny):
     tiny(2)
     found = Peak({"parameters": 4e9, "activations": 6e9, "unsplit": -1e6})
-    axes = figures.plot({"predicted": found}, limit=80e9)
+    axes = figures.plot({"predicted": found})
     named = [text.get_text() for text in axes.get_legend().get_texts()]
     assert named == ["parameters", "activations"]
     assert "10 GB" in axes.texts[0].get_text()

@@ -60,12 +60,3 @@ def test_the_first_batch_of_later_epochs_as_in_notebook_05():
         later = waits[12::12]
         assert len(later) == 3
         yield words.format(later.min(), later.max())
-
-
-@claims("09_compile")
-def test_pairs_with_aot_eager_as_in_notebook_09():
-    more = [
-        100 * (speed(f"09-cpu-aot-eager-{pair}") / speed(f"09-cpu-off-{pair}") - 1)
-        for pair in (1, 2, 3)
-    ]
-    yield f"{min(more):.0f} to {max(more):.0f} % ahead, in three"

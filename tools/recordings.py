@@ -249,11 +249,6 @@ def _on_a_processor():
     for kept in ("", "no-"):
         run = f"{_solution('05')} {sizes} --test --test-nsteps 12 -e 4 --num-workers 2"
         yield f"05-cpu-{kept}persistent", f"{run} --{kept}persistent-workers"
-    for again in (1, 2, 3):
-        for mode in ("off", "aot_eager"):
-            run = f"{_solution('09')} {sizes} --test --data synthetic --test-nsteps 20"
-            name = f"09-cpu-{mode.replace('_', '-')}-{again}"
-            yield name, f"{run} --precision fp32 --compile {mode}"
     seen = "--image-size 32 --classes 8 --images-per-class 100 --epochs 10 --width 96"
     yield "10b-cpu-scales", f"{at('scales.py')} {seen} --every 5"
     tiny = f"{sizes.replace('resnet18', 'vit_tiny')} --test --data synthetic --test-nsteps 12"
