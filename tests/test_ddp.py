@@ -16,8 +16,6 @@ from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
 from dlojz.runs.columns import PHASES
 from dlojz.runs.folder import events_file
-from dlojz.widgets.answer import ANSWERS
-from dlojz.widgets.quiz import QUIZZES
 
 
 def ranks(folder, size, **changes):
@@ -249,13 +247,3 @@ def test_variants_that_were_compiled_are_said_to_be():
     )
     assert "compiled" in compiled
     assert "compiled" not in eager
-
-
-def test_what_syncbatchnorm_costs_is_what_all_texts_say():
-    ax = figures.plot_variants(
-        recorded.recorded("h200/06-ddp-x2"), only=["SyncBatchNorm"], to="DDP"
-    )
-    added = f"{ax.patches[0].get_width():.0f}"
-    assert f"these {added} ms hardly depend" in ANSWERS["06 from the figures"]
-    (why,) = [answer.why for answer in QUIZZES["ddp-sync"].answers if answer.right]
-    assert why.endswith(f"SyncBatchNorm adds {added}.")
