@@ -1,4 +1,4 @@
-"""The times and sizes of messages between processes, and the straggler that the others wait for."""
+"""The times and sizes of messages between processes."""
 
 import matplotlib.pyplot as plt
 import pytest
@@ -48,12 +48,6 @@ def test_a_table_of_what_is_said(tmp_path):
     ]
 
 
-def test_the_straggler_is_the_one_that_waits_least(tmp_path):
-    rank, waits = figures.straggler(write(tmp_path / "r", 3, slow=2))
-    assert rank == 2
-    assert waits == pytest.approx(15)
-
-
 def test_the_figures_are_drawn(tmp_path):
     run = write(tmp_path / "r", 3, slow=1)
     when, much = figures.plot_collectives(run)
@@ -61,7 +55,6 @@ def test_the_figures_are_drawn(tmp_path):
     begins = {round(bar.get_x(), 6) for bar in when.patches}
     assert begins == {0, *(begin - 25 for *_, begin, _ in BUCKETS)}, "from the backward pass on"
     assert sum(p.get_width() for p in much.patches) == pytest.approx(3 * 26.004096)
-    assert "wait 15.0 ms for process 1" in figures.plot_ranks(run).get_title(loc="left")
 
 
 @pytest.mark.parametrize(

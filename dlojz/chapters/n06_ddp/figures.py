@@ -9,8 +9,7 @@ from scipy.optimize import nnls
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
-from dlojz.runs import derived, log, stats
-from dlojz.runs.columns import PHASES
+from dlojz.runs import log, stats
 from dlojz.table import Table
 
 PALETTE, SERIES = report.PALETTE, report.SERIES
@@ -394,39 +393,3 @@ def _plot_bytes(ax, rank, run):
 
 def _colour(collective):
     return report.COLLECTIVES.get(collective["op"], PALETTE["limit"])
-
-
-def straggler(job) -> tuple[int, float]:
-    """Return the straggler of a step: (rank, mean milliseconds that the others wait for it).
-
-    It enters a collective last, so its own collectives are the shortest: all others already wait
-    there. On a GPU NCCL's kernels wait.
-    """
-    times = [
-        run.last.communication_ms if run.last.on_gpu else sum(c["ms"] for c in run.last.collectives)
-        for run in ranks(job)
-    ]
-    rank = int(np.argmin(times))
-    return rank, float(np.mean(np.delete(times, rank)) - times[rank])
-
-
-def plot_ranks(job, ax=None):
-    """Draw the phases of a step for each process, with its spread, and name the straggler."""
-    runs = ranks(job)
-    with drawing.axes(ax, (9, 1.4 + 0.5 * len(runs)), "x") as ax:
-        for rank, run in enumerate(runs):
-            clock, times = derived.step_times(run)
-            times = {phase: times[phase][derived.measured(run)] for phase in PHASES}
-            means = {phase: ms.mean() for phase, ms in times.items()}
-            drawing.stack(ax, rank, means, PALETTE, 0.7)
-            ends = np.percentile(sum(times.values()), (10, 90))
-            ax.plot(ends, [rank, rank], color="black", lw=1.5)
-        last, waits = straggler(job)
-        hosts = [run.start["hostname"] for run in runs]
-        several = len(set(hosts)) > 1
-        drawing.rows(ax, [f"process {i}" + f", {host}" * several for i, host in enumerate(hosts)])
-        ax.set(xlabel=f"mean step (ms, {clock} clock); line: 10th to 90th percentile")
-        who = f"process {1 - last} waits" if len(runs) == 2 else "the others wait"
-        ax.set_title(f"in the last step {who} {waits:.1f} ms for process {last}")
-        drawing.legend(ax, 5, (0, -0.35), loc="upper left")
-    return ax
