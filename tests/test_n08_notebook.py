@@ -60,12 +60,12 @@ def test_both_rules_fail_in_as_many_epochs_and_win_in_as_many_updates():
     root = figures.difference(small, ruled()["rule", "square root"])
     linear = figures.difference(small, ruled()["rule", "linear"])
     assert {root.word, linear.word} == {paired.WORSE}
-    lost = -figures.difference(small, tuned).mean
-    yield f"the large batch loses {lost:.1f} points, with the linear rule {-linear.mean:.1f}"
+    assert figures.difference(small, tuned).word == paired.WORSE
+    yield "even with it the large batch loses"
     same, scaled = (ruled()["as many updates", rule] for rule in ("same rate", "linear"))
     assert figures.difference(small, same).word == paired.BETTER
     assert figures.difference(same, scaled).word == paired.BETTER
-    yield f"the rate of the linear rule better still: {scaled.accuracy().mean:.1f} %"
+    yield "the rate of the linear rule better still"
 
 
 @claims("08_large_batch")
@@ -82,13 +82,12 @@ def test_statistics_are_a_part_of_the_loss_with_few_updates_only():
 def test_a_finder_is_right_by_an_order_of_magnitude():
     minima = n08.lowest(recorded("finder"))
     ratios = {batch: trained()["sgd", batch].rate / rate for batch, rate in minima.items()}
-    yield f"{ratios[64]:.0f} times that of the lowest loss for 64 images, {ratios[256]:.1f} times"
+    assert min(ratios[64], ratios[256]) > 3
     assert 0.8 < ratios[1024] < 1.25
     tuned = figures.settings(recorded("batches-x4"), "tuning")
     at = {s.rate: s.accuracy().mean for s in tuned if (s.optimizer, s.batch) == ("sgd", 1024)}
     assert minima[1024] / 0.016 == pytest.approx(5, abs=0.5)
-    yield f"With a fifth of it, 0.016, the large batch had {at[0.016]:.1f} % while it was tuned, "
-    yield f"and {at[0.1]:.1f} % with 0.1"
+    yield f"0.016, it had {at[0.016]:.1f} % while it was tuned, and {at[0.1]:.1f} % with 0.1"
     told = f"{min(ratios.values()):.1f} to {max(ratios.values()):.1f} times"
     assert told in chapter("quiz")["large-minimum"]["answers"][2]["why"]
 
@@ -99,14 +98,12 @@ def test_muon_is_first_and_none_makes_up_for_the_missing_updates():
     order = sorted(at, key=lambda name: -at[name].accuracy().mean)
     ahead = figures.difference(at["lars"], at["muon"])
     assert (order[:2], ahead.word) == (["muon", "lars"], paired.BETTER)
-    yield f"Muon is first: {at['muon'].accuracy().mean:.1f} %, {ahead.mean:.1f} points better"
     for one, other in (("lars", "adamw"), ("lars", "lamb"), ("adamw", "lamb")):
         assert figures.difference(at[one], at[other]).word not in (paired.BETTER, paired.WORSE)
     assert set(order[-2:]) == {"sgd", "lion"}
     behind = figures.difference(trained()["sgd", 64], at["muon"])
-    yield f"Muon is still {-behind.mean:.1f} points behind SGD"
-    lag = [at[n].accuracy(AGAIN).mean - at[n].accuracy().mean for n in ("lamb", "muon", "lion")]
-    assert all(1 < points < 2 for points in lag)
+    assert behind.word == paired.WORSE
+    yield "None of the six makes up for the missing updates"
     assert figures.difference(at["adamw"], at["lamb"], AGAIN).word == paired.BETTER
     for row in n08.optimizers(recorded("batches-x4")).rows:
         assert "grid's end" not in row[1]
@@ -120,14 +117,12 @@ def test_updates_hardly_fall_above_the_critical_batch():
     assert 0.33 < updates[256].mean / updates[64].mean < 0.4
     assert 0.45 < updates[1024].mean / updates[256].mean < 0.55
     assert updates[4096].mean / updates[1024].mean == pytest.approx(5 / 6, abs=0.02)
-    yield f"{updates[4096].mean:.0f} updates instead of {updates[1024].mean:.0f}"
+    yield "saves only a sixth"
     assert min(seconds, key=lambda b: seconds[b].mean) == 1024
-    yield f"{seconds[1024].mean:.2f} s instead of {seconds[64].mean:.1f} s"
     assert min(joules, key=lambda b: joules[b].mean) == 256
-    yield f"{joules[256].mean:.0f} J instead of {joules[64].mean:.0f} J"
     assert seconds[4096].mean == pytest.approx(2 * seconds[1024].mean, rel=0.1)
     assert joules[4096].mean == pytest.approx(3 * joules[1024].mean, rel=0.1)
-    assert joules[4096].mean > 2 * joules[64].mean
+    yield "takes twice as long as 1,024, and three times its energy"
     yield f"in {seconds[1024].mean / seconds[64].mean:.0%} of the time".replace("%", " %")
     yield f"for {joules[256].mean / joules[64].mean:.0%} of the energy".replace("%", " %")
     told = f"{updates[4096].mean:.0f} updates instead of {updates[1024].mean:.0f}"
@@ -151,9 +146,9 @@ def test_an_update_one_by_one_takes_the_time_of_its_launches():
     ms = {(c["optimizer"], c["way"]): statistics.median(c["ms"]) for c in cases}
     (first,) = [c for c in cases if (c["optimizer"], c["way"]) == ("lamb", "compiled")]
     yield f"To update {first['weights']} tensors"
-    own = ms["lamb", "one by one"]
-    yield f"{own:.0f} ms, {own / ms['adamw', 'fused']:.0f} times as long as fused AdamW"
-    yield f"Compiled it takes {ms['lamb', 'compiled']:.1f} ms, after {first['first_s']:.0f} s"
+    assert 3.7 < ms["lamb", "one by one"] / ms["lamb", "compiled"] < 4
+    assert 110 < first["first_s"] < 150
+    yield "nearly four times as fast, after two minutes of compiling"
     muon, sgd = (trained()[name, 1024].mean("seconds") for name in ("muon", "sgd"))
     yield f"Muon's 72 updates above took {muon:.1f} s"
     (same,) = [s for s in lines()[1024] if s.mean("updates") == 576]
@@ -169,20 +164,19 @@ def test_each_change_does_what_the_notebook_says():
     cold, warm = points["rate x 4, no warm-up"].mean, points["rate x 4"].mean
     long = others["rate x 4, warm-up over 50 %"].by_seed()
     lost = [clean.by_seed()[seed] - accuracy for seed, accuracy in long.items()]
-    yield f"lost {-cold:.0f} points without one, {-warm:.0f} with the usual 30 %"
-    yield f"{statistics.fmean(lost):.0f} with 50 %, between {min(lost):.0f} and {max(lost):.0f}"
-    yield f"At the best rate it brings {-points['no warm-up'].mean:.1f}"
+    assert -cold > -warm + 15 > statistics.fmean(lost) + 30
+    yield "the longer it is, the less is lost at four times the best rate"
+    assert 0 < -points["no warm-up"].mean < 1
     mean = points["constant rate, mean of the weights (EMA 0.9)"]
     assert mean.word == paired.BETTER
-    yield f"makes a constant rate {mean.mean:.1f} points better than a falling one"
+    yield "makes a constant rate better than a falling one"
     alone = figures.difference(clean, others["constant rate"], AGAIN)
     assert alone.word == paired.BETTER
-    yield f"the constant rate alone is {alone.mean:.1f} better"
-    assert points["mean of the weights (EMA 0.9)"].word not in (paired.BETTER, paired.WORSE)
+    yield "the constant rate is better even without it"
     growing = others["3/4 of the side in the first half"]
     saved = 1 - growing.mean("seconds") / clean.mean("seconds")
-    lost = -figures.difference(clean, growing).mean
-    yield f"saved {saved:.0%} of the time and cost {lost:.1f} points".replace("%", " %")
+    assert figures.difference(clean, growing).word == paired.WORSE
+    yield f"saved {saved:.0%} of the time".replace("%", " %")
 
 
 @claims("08_large_batch")
@@ -191,8 +185,7 @@ def test_decay_makes_no_difference_unless_it_is_coupled():
     points = {title: figures.difference(clean, s) for title, s in others.items()}
     same = [points[title] for title in ("no decay", "decay on all weights")]
     assert {p.word for p in same}.isdisjoint({paired.BETTER, paired.WORSE})
-    yield f"({max(p.half for p in same):.1f} points would have been seen)"
-    coupled = others["coupled: Adam with L2"]
-    yield f"decay loses {-points['coupled: Adam with L2'].mean:.1f} points"
-    again = figures.difference(clean, coupled, AGAIN)
+    assert points["coupled: Adam with L2"].word == paired.WORSE
+    yield "it is the statistics that lose the points"
+    again = figures.difference(clean, others["coupled: Adam with L2"], AGAIN)
     assert again.word not in (paired.BETTER, paired.WORSE)
