@@ -81,8 +81,8 @@ def test_one_kernel_gains_by_the_bytes():
     yield "they move four times the bytes"
     gain = speeds(4096)["Triton"] / speeds(4096)["PyTorch"]
     yield f"a softmax became {gain:.1f} times as fast"
-    yield f"One kernel goes along the roof, and is {gain:.1f} times as fast"
-    yield f"it is {speeds(4096)['Triton'] / speeds(4096)['compiled'] - 1:.0%}".replace("%", " %")
+    own = 100 * speeds(4096)["Triton"] / speeds(4096)["compiled"] - 100
+    yield f"one kernel is {own:.0f} % faster than the compiler's"
     assert speeds(4096)["PyTorch"] * moved > 0.8 * copying("softmax"), "not far from the roof"
 
 
@@ -92,27 +92,24 @@ def test_a_row_that_is_too_long_is_spilled():
     first = next(n for n in lengths if triton(n)["spills"])
     yield f"From {first:,} numbers on, a whole row is too long"
     slower = next(n for n in lengths if speeds(n)["Triton"] < speeds(n)["PyTorch"])
-    yield f"At {slower:,} five operations are faster"
+    assert slower == 131072
     online = {n: speeds(n)["online"] for n in lengths if n >= 256}
     third = 32768
     assert online[third] / max(online.values()) == pytest.approx(2 / 3, abs=0.02)
     assert min(online.values()) > 0.9 * online[third]
-    yield f"loses a third of its speed up to {third:,} numbers, hardly more beyond"
+    yield "loses up to a third of its speed"
     assert figures._softmaxes(recorded("softmax"), slower)["online"]["spills"] == 0
 
 
 @claims("10_kernels")
 def test_half_of_the_occupancy_is_enough_or_too_much():
     card = figures._measured(recorded("intensity"))
-    programs = {n: figures.resident(triton(n), card)[0] for n in (128, 256, 512, 131072)}
+    programs = {n: figures.resident(triton(n), card)[0] for n in (256, 512, 131072)}
     held = card["threads of a multiprocessor, at most"]
     share = {n: programs[n] * 32 * triton(n)["warps"] / held for n in programs}
-    assert (share[128], share[256], share[512], share[131072]) == (0.5, 0.5, 1, 1)
+    assert (share[256], share[512], share[131072]) == (0.5, 1, 1)
     yield f"rows of 256 with {share[256]:.0%} are as fast".replace("%", " %")
     assert speeds(256)["Triton"] == pytest.approx(speeds(512)["Triton"], rel=0.01)
-    slower = 1 - speeds(128)["Triton"] / speeds(256)["Triton"]
-    yield f"the speed is {slower:.0%} lower".replace("%", " %")
-    assert programs[128] == programs[256], "half as many bytes at a time"
     yield f"each thread {triton(131072)['registers']} registers"
     assert programs[131072] == 2
     assert speeds(131072)["Triton"] < min(speeds(n)["Triton"] for n in (32768, 65536))
@@ -125,10 +122,10 @@ def test_the_gpu_counts_what_is_spilled_and_read_again():
     assert read["online, 131072 columns"] == pytest.approx(2, abs=0.1)
     assert read["online, 4096 columns"] == pytest.approx(1, abs=0.05), "a cache has the row"
     assert speeds(8192)["online"] < 0.92 * speeds(4096)["online"] < speeds(4096)["Triton"]
-    yield "costs nothing up to 4,096 numbers"
-    yield f"it reads each row {read['torch.softmax, 131072 columns']:.0f} times"
+    assert read["torch.softmax, 131072 columns"] > 2.5
     spilled = cases["Triton, 131072 columns"]
     assert spilled["read"] + spilled["written"] > 4 * 2 * spilled["once"]
+    yield "and spills the rest"
 
 
 @claims("10_kernels")
@@ -169,14 +166,13 @@ def test_fewer_operations_take_less_time_but_not_as_much_less():
     ms = {n: shapes._span(case)[1] for n, case in dense.items()}
     fewer = dense[1024]["flops"] / depthwise[1024]["flops"]
     saved = ms[1024] / shapes._span(depthwise[1024])[1]
-    yield f"{fewer:,.0f} times fewer operations take 1/{saved:.0f} of the time"
+    assert fewer > 50 * saved
     assert depthwise[1024]["bytes"] > 0.9 * dense[1024]["bytes"]
     assert figures._speed({"least": depthwise[1024]["bytes"], **depthwise[1024]}) > 2000
     assert ms[32] <= ms[16]
     assert ms[64] > 1.5 * ms[32]
     wide, deep = chains[1024], chains[256]
     yield f"{deep['layers']} narrow layers move {deep['bytes'] / wide['bytes']:.1f} times the bytes"
-    yield f"they take {shapes._span(deep)[1] / shapes._span(wide)[1]:.1f} times as long"
 
 
 @claims("10_kernels")
@@ -220,11 +216,10 @@ def test_the_kernel_gains_by_its_bytes_and_by_their_speed():
     assert figures.kernel_gain(run) > 11 / 3
     own, eager = own / copying("normalize"), eager * 11 / 3 / copying("normalize")
     yield f"at {own:.0%} of a copy's speed, PyTorch's two kernels at {eager:.0%}".replace("%", " %")
-    yield "counting all 11 bytes that they move"
     assert (cases["PyTorch"]["kernels"], cases["compiled"]["kernels"]) == (2, 1)
     ms = {way: statistics.median(case["kernel_ms"]) for way, case in cases.items()}
     slower = ms["compiled"] / ms["Triton"] - 1
-    yield f"it is only {slower:.0%} slower than yours".replace("%", " %")
+    yield f"only {slower:.0%} slower than yours".replace("%", " %")
     launched = {way: statistics.median(c["ms"]) - ms[way] for way, c in cases.items()}
     assert launched["compiled"] > 1.5 * launched["Triton"], "guards"
     step = runs.recorded("h100/03-resnet50-bf16-nhwc-b0256")
