@@ -52,7 +52,7 @@ def test_the_link_is_the_one_that_the_notebook_computes_with():
         apart = 100 * np.abs(ms / link.milliseconds(sizes) - 1)
         small.append(apart[sizes < 16e6].max())
         large.append(apart[sizes >= 16e6].max())
-    yield f"up to {max(small):.0f} % apart for small messages, and at most {max(large):.0f} % from"
+    yield f"up to {max(small):.0f} % off for small messages, and at most {max(large):.0f} % from"
     two = figures.link(runs_of_link[0])
     yield f"much longer than the {two.milliseconds(GRADIENTS):.2f} ms in which"
     yield f"The link needs {two.milliseconds(GRADIENTS):.2f} ms"
@@ -99,7 +99,8 @@ def test_buckets_and_options_cost_what_the_notebook_says():
 @claims("06_ddp")
 def test_a_wait_in_each_step_costs_more_with_more_processes():
     waits = ("loss read in each step", "metrics summed in each step")
-    for gpus, words in ((2, "in each step cost {:.0f} ms"), (4, "both cost {:.0f} ms")):
+    sentences = {2: "in each step cost {:.0f} ms", 4: "both cost {:.0f} ms instead of 3"}
+    for gpus, words in sentences.items():
         costs = {f"{np.median(added(gpus, name)):.0f}" for name in waits}
         assert len(costs) == 1
         yield words.format(float(costs.pop()))
