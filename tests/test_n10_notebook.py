@@ -93,11 +93,9 @@ def test_a_row_that_is_too_long_is_spilled():
     yield f"From {first:,} numbers on, a whole row is too long"
     slower = next(n for n in lengths if speeds(n)["Triton"] < speeds(n)["PyTorch"])
     assert slower == 131072
-    online = {n: speeds(n)["online"] for n in lengths if n >= 256}
-    third = 32768
-    assert online[third] / max(online.values()) == pytest.approx(2 / 3, abs=0.02)
-    assert min(online.values()) > 0.9 * online[third]
-    yield "loses up to a third of its speed"
+    online = [speeds(n)["online"] for n in lengths if n >= 256]
+    assert 0.6 < online[-1] / max(online) < 2 / 3
+    yield "with long rows it loses more than a third of its speed"
     assert figures._softmaxes(recorded("softmax"), slower)["online"]["spills"] == 0
 
 
