@@ -21,9 +21,10 @@ from waiting import assert_hostile_names_are_only_names, text, until
 from conftest import cancel_all, make_course_folder, use_cluster
 from dlojz import launch
 from dlojz.check import check
+from dlojz.figures.diagnosis import diagnosis
 from dlojz.launch import State, SubmitError, asking, find, latest, queue, slurm, submit
 from dlojz.launch.asking import FRESH_S  # as it is shipped: the fixtures ask more often
-from dlojz.runs import log
+from dlojz.runs import log, stats
 
 
 def completed(job, seconds=120):
@@ -98,6 +99,21 @@ def test_a_program_has_the_current_folder_that_it_has_by_hand(on_slurm, course_f
     (folder / "words.txt").write_text("words")
     monkeypatch.chdir(folder)
     assert completed(submit("train.py")) == f"{folder} words\n"
+
+
+def test_a_program_is_watched_on_a_node(on_slurm, course_folder):
+    (course_folder / "mine.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(8, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for batch in torch.utils.data.DataLoader(torch.randn(240, 8), 8):\n"
+        "    model(batch).square().mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    job = submit("mine.py", watch=True)
+    completed(job)
+    assert stats.summary(job).images_per_s > 0
+    assert len(diagnosis(job)) == 3
 
 
 def test_what_slurm_forgets_is_remembered(on_slurm, script, monkeypatch):
