@@ -4,12 +4,16 @@ import json
 import subprocess
 import sys
 
+import matplotlib as mpl
 import pytest
 import torch
 import torchvision
-from logs import experiment, write_log
+from claims import claims
+from logs import experiment, measure, write_log
 from programs import load
 
+from dlojz import runs
+from dlojz.chapters import n02b_formats as n02b
 from dlojz.chapters.n02_amp import figures
 from dlojz.chapters.n02_amp.figures import FORMATS
 from dlojz.runs import log
@@ -206,6 +210,23 @@ def test_sums_updates_and_reductions_are_lines_and_bars(measured):
     assert list(axes[0].get_xticks()) == [16]
 
 
+def test_multiples_of_8_are_coloured(tmp_path):
+    events = [
+        *(measure("channels", 1000.0 * c, "GFLOP/s", x=c) for c in (255, 256)),
+        *(measure("batch", 10.0 * b, "images/s", x=b) for b in (7, 8, 9)),
+    ]
+    axes = n02b.plot_multiples(experiment(tmp_path / "m.jsonl", *events))
+    assert [ax.get_ylabel() for ax in axes] == ["TFLOP/s", "images/s"]
+    assert [p.get_height() for p in axes[0].patches] == [255, 256]
+    colours = [p.get_facecolor() == mpl.colors.to_rgba(n02b.EIGHTS) for p in axes[1].patches]
+    assert colours == [False, True, False]
+
+
+def test_an_experiment_of_sizes_that_failed_says_where_to_look(tmp_path):
+    with pytest.raises(ValueError, match=r"nothing was measured; see the job's stderr.txt"):
+        n02b.plot_multiples(experiment(tmp_path / "m.jsonl"))
+
+
 def test_the_footprint_is_stacked(measured):
     units = {
         "bytes per parameter": {
@@ -295,3 +316,18 @@ def test_the_switches_of_tf32_are_as_notebook_02b_says():
         [sys.executable, "-c", SWITCHES], capture_output=True, text=True, check=True
     )
     assert out.stdout.split("\n")[:2] == ["False True none tf32", "True"]
+
+
+@claims("02b_formats")
+def test_sizes_of_a_network_cost_what_notebook_02b_says():
+    found = log.read(runs.recorded("h100/03-multiples")).measures
+    speed = {(m.what, m.x): m.value for m in found}
+    assert speed["channels", 257] < 0.5 * speed["channels", 256]
+    assert speed["channels", 264] < speed["channels", 256]
+    yield "the speed is less than half. Even 264 does not reach 256"
+    batches = {x: v for (what, x), v in speed.items() if what == "batch"}
+    yield f"{100 - 100 * min(batches.values()) / max(batches.values()):.0f} % at most"
+    assert batches[264] < batches[257]
+    yield "not in favour of multiples of 8"
+    assert 2.7 < speed["classes", 1000] / speed["classes", 1001] < 3
+    yield "1,001 cost nearly three times as much as 1,000"

@@ -1,13 +1,35 @@
-"""The table of notebook 02b: which matrix kernels use tensor cores, by their names."""
+"""Figures of notebook 02b: sizes around multiples of 8, and kernels that use tensor cores."""
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 
+import numpy as np
+
+from dlojz.figures import drawing, report
 from dlojz.runs import log
 from dlojz.table import Table
 from dlojz.traces import kinds
 
 WIDTH = 58  # characters of a kernel's name
+OTHER, EIGHTS = (report.PALETTE[name] for name in ("limit", "speed"))
+
+
+def plot_multiples(run, axes=None):
+    """Draw the speeds of experiments/multiples.py by size, with multiples of 8 in colour."""
+    run, found = report.measured(run), defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
+    for m in run.measures:
+        found[m.what].append((m.x, m.value, m.unit))
+    with drawing.axes(axes, (11, 2.2 * len(found)), shape=(len(found), 1)) as axes:
+        for ax, (what, points) in zip(axes, found.items(), strict=True):
+            sizes, values, (unit, *_) = zip(*points, strict=True)
+            if unit == "GFLOP/s" and max(values) >= 1000:
+                values, unit = np.divide(values, 1000), "TFLOP/s"
+            colours = [OTHER if size % 8 else EIGHTS for size in sizes]
+            ax.bar([str(size) for size in sizes], values, 0.7, color=colours)
+            ax.set(ylabel=unit, xlabel=what)
+        drawing.caption(axes[0], f"blue: multiples of 8; {report.experiment_text(run)}")
+    return axes
 
 
 def by_name(named: Mapping, most: int = 2) -> Table:

@@ -128,37 +128,34 @@ def plot_kinds(runs, axes=None):
 
 
 def plot_trace(run, cases=("neither", "both"), ax=None):
-    """Draw the first kernels of a step over time, by kind, to show those between convolutions."""
+    """Draw the first kernels of a step over time, by kind, up to the same layer in each case."""
     run = report.measured(run)
-    traces = [run.cases[case]["trace_ms"] for case in cases]
+    traces = _same_layers([run.cases[case]["trace_ms"] for case in cases])
     with drawing.axes(ax, (11, 1.1 + 0.7 * len(cases)), "x") as ax:
         for row, trace in enumerate(traces):
             for name, start, span in trace:
                 colour = COLOURS[kind_of(name)]
                 ax.barh(row, span, 0.7, start - trace[0][1], color=colour, edgecolor="white")
+            end = start + span - trace[0][1]
+            ax.text(end, row, f"  {end:.1f} ms", va="center")
         drawing.rows(ax, cases)
-        end = min(trace[-1][1] - trace[0][1] for trace in traces)
-        ax.set(xlim=(0, end), xlabel="time since the first kernel of the step (ms)")
+        ax.set(xlim=(0, 1.08 * ax.dataLim.x1), xlabel="time since the first kernel (ms)")
         drawing.caption(ax, report.experiment_text(run))
         drawing.legend(ax, 4, (0, 1.12), drawing.swatches(COLOURS))
     return ax
 
 
-def plot_multiples(run, axes=None):
-    """Draw the speeds of experiments/multiples.py by size, with multiples of 8 in colour."""
-    run, found = report.measured(run), defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
-    for m in run.measures:
-        found[m.what].append((m.x, m.value, m.unit))
-    with drawing.axes(axes, (11, 2.2 * len(found)), shape=(len(found), 1)) as axes:
-        for ax, (what, points) in zip(axes, found.items(), strict=True):
-            sizes, values, (unit, *_) = zip(*points, strict=True)
-            if unit == "GFLOP/s" and max(values) >= 1000:
-                values, unit = np.divide(values, 1000), "TFLOP/s"
-            colours = [NCHW if size % 8 else NHWC for size in sizes]
-            ax.bar([str(size) for size in sizes], values, 0.7, color=colours)
-            ax.set(ylabel=unit, xlabel=what)
-        drawing.caption(axes[0], f"blue: multiples of 8; {report.experiment_text(run)}")
-    return axes
+def _same_layers(traces):
+    """Return traces up to the last normalization that each of them has: a kernel for a layer."""
+    ends = [
+        [end for end, (name, *_) in enumerate(trace, 1) if kind_of(name) == "batch normalization"]
+        for trace in traces
+    ]
+    last = min(map(len, ends)) - 1
+    return [
+        trace[: layers[last]] if last >= 0 else trace
+        for trace, layers in zip(traces, ends, strict=True)
+    ]
 
 
 def plot_autotuner(runs, axes=None):
@@ -187,38 +184,35 @@ def plot_autotuner(runs, axes=None):
 
 
 def plot_matrix(recordings, batch_size=256, axes=None):
-    """Draw NCHW beside channels_last by model and precision: throughput and energy."""
+    """Draw NCHW beside channels_last by model and precision: throughput."""
     ran = [s for s in map(summary, recordings) if s.batch_size == batch_size]
     ran = [s for s in ran if "channels_last" in s.arguments]  # without the experiments
     table = {(s.model, s.arguments["precision"], s.arguments["channels_last"]): s for s in ran}
     models = list(dict.fromkeys(s.model for s in ran))
-    with drawing.axes(axes, (12, 5.6), shape=(2, len(models))) as axes:
-        axes = speeds, energies = np.reshape(axes, (2, -1))
-        for speed, energy, model in zip(speeds, energies, models, strict=True):
+    with drawing.axes(axes, (12, 3.2), shape=(1, len(models))) as axes:
+        for ax, model in zip(axes, models, strict=True):
             pairs = {
                 p: [table.get((model, p, last)) for last in (False, True)]
                 for p in ("fp32", "tf32", "fp16", "bf16")
             }
-            _plot_pairs(speed, pairs, "images_per_s", better=max)
-            _plot_pairs(energy, pairs, "energy_per_image_j", better=min)
-            speed.set_title(model)
-        speeds[0].set_ylabel("throughput (images/s)")
-        energies[0].set_ylabel("energy (J per image)")
+            _plot_pairs(ax, pairs)
+            ax.set_title(model)
+        axes[0].set_ylabel("throughput (images/s)")
         title = f"grey: NCHW, blue: channels_last; batch {batch_size}, {ran[0].image_size} px; "
         title += report.hardware_text(ran[0])
         drawing.heading(axes, title)
     return axes
 
 
-def _plot_pairs(ax, pairs, figure, better):
+def _plot_pairs(ax, pairs):
     """Draw two bars for each precision, and their ratio; in red where channels_last loses."""
     for at, pair in enumerate(pairs.values()):
-        values = [getattr(s, figure, None) or 0 for s in pair]
+        values = [getattr(s, "images_per_s", None) or 0 for s in pair]
         ax.bar((at - 0.2, at + 0.2), values, 0.38, color=(NCHW, NHWC))
+        text, style = "no pair", {}
         if all(values):
-            won = better(values) == values[1]
+            text, won = f"x {values[1] / values[0]:.2f}", values[1] > values[0]
             style = {"color": "black" if won else WORSE, "weight": "normal" if won else "bold"}
-            text = f"x {values[1] / values[0]:.2f}"
-            ax.text(at, max(values), text, ha="center", va="bottom", fontsize=8.5, **style)
+        ax.text(at, max(values), text, ha="center", va="bottom", fontsize=8.5, **style)
     ax.set_xticks(range(len(pairs)), list(pairs))
     ax.margins(y=0.12)

@@ -1,10 +1,8 @@
 """The speed of channels, batches and classes around a multiple of 8.
 
-Submitted by a notebook:
+Recorded for notebook 02b:
 
-    dlojz/chapters/n03_channels_last/experiments/multiples.py
-    --channels 64 -b 8
-
+    dlojz/chapters/n02b_formats/experiments/multiples.py --precision fp16
 
 All sizes are timed in turn, in rounds, so that a disturbance affects all; the median counts.
 """
