@@ -46,7 +46,7 @@ WRONG = {  # by program, then name: the hint, and what is replaced in the progra
     },
 }
 RIGHT = {
-    "photos": {"solution": {}, "two workers": {"num_workers=1": "num_workers=2"}},
+    "photos": {"solution": {}, "two workers": {"shuffle=True": "shuffle=True, num_workers=2"}},
     "letters": {"solution": {}, "fused": {"lr=2e-3": "lr=2e-3, fused=True"}},
 }
 RUN = """

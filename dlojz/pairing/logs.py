@@ -48,6 +48,8 @@ class Logs(Findings):
     @property
     def _speed(self):
         text = f"speed of after, in images: {self.ratio:.2f} times that of before"
+        if self.cautions:
+            return f"{text}: not to be judged, for the reasons below"
         if self.half is None:
             return f"{text} (no interval, which needs {BLOCKS * LEAST} measured steps of both)"
         low, high = (self.ratio * math.exp(sign * self.half) for sign in (-1, 1))

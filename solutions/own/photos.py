@@ -53,7 +53,7 @@ def main():
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     photos = Photos(f"{args.data}/train")
-    loader = DataLoader(photos, args.batch_size, shuffle=True, num_workers=1, drop_last=True)
+    loader = DataLoader(photos, args.batch_size, shuffle=True, drop_last=True)
     layers = [*block(3, 32), *block(32, 64), *block(64, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     model = nn.Sequential(*layers, nn.Linear(128, len(photos.classes))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
