@@ -182,6 +182,7 @@ def test_a_batch_of_images_of_classes_has_a_loss():
         ("nowhere:build", "no module 'nowhere' in this folder .* expected nowhere.py here"),
         ("mine:languag", "mine.py has no function 'languag'; did you mean language?"),
         ("mine:", "mine:: expected module:function, timm:NAME or hf:NAME"),
+        ("mine.py:language", "expected mine:language, without .py"),
         ("3a:c", "3a:c: expected module:function"),
         ("mine:language --input 3xa", "--input 3xa: expected the sizes of one input"),
         ("mine:language --tokens 0", "--tokens 0: expected a whole number"),

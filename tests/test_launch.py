@@ -254,6 +254,13 @@ def test_a_bad_submission_says_what_to_change_and_leaves_nothing(
     assert not (course_folder / "runs").exists()
 
 
+def test_a_misspelt_trainer_gets_a_guess(script, course_folder, monkeypatch):
+    script("", "before.py")
+    monkeypatch.chdir(course_folder)
+    with pytest.raises(SubmitError, match=r"no trainer 'befor.py'.*; did you mean before.py\?"):
+        submit("befor.py")
+
+
 def test_a_syntax_error_is_told_at_once_with_its_line(script, course_folder):
     script("x = 1\nfor i in range(3)\n    pass\n")
     with pytest.raises(SubmitError, match=r"t.py, line 2: expected ':'\n    for i in range\(3\)"):

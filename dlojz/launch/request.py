@@ -1,5 +1,6 @@
 """The submission of the trainer as a job, on this machine or on Slurm."""
 
+import difflib
 import json
 import os
 import re
@@ -354,9 +355,11 @@ def _find(words) -> Path:
             "it; -n gives the number of processes"
         )
     looked = " or ".join(dict.fromkeys([str(Path.cwd()), str(base_folder())]))
+    near = difflib.get_close_matches(name, [file.name for file in Path.cwd().glob("*.py")], 1)
+    guess = f"; did you mean {near[0]}?" if near else ""
     raise SubmitError(
         f"no trainer {name!r} in {looked}: the command begins with the file to run, "
-        'as in "dlojz/dlojz.py --test"'
+        f'as in "dlojz/dlojz.py --test"{guess}'
     )
 
 

@@ -55,6 +55,8 @@ def must_name_model(word: str):
     module, _, name = word.partition(":")
     if not name or not all(part.isidentifier() for part in module.split(".")):
         raise UserError(f"{word}: expected module:function, timm:NAME or hf:NAME")
+    if module.endswith(".py"):
+        raise UserError(f"{word}: expected {module.removesuffix('.py')}:{name}, without .py")
     library = LIBRARIES.get(module)
     spec = _spec(library or module)
     if library and spec is None:

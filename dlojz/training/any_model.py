@@ -276,5 +276,5 @@ def _explained(error, what):
     if "allocate memory" in str(error):
         return error
     why = ": it reads values, which an estimate does not have" * (type(error).__name__ in NO_VALUES)
-    hint = "" if "built" in what else ". Another shape: --input 3x224x224, or --tokens 1024"
+    hint = "" if "built" in what else ". Another shape: --input 3x32x32, or 128, or --tokens 1024"
     return UserError(f"{what}{why}: {last_line(error).rstrip('.')}{hint}")
