@@ -88,6 +88,8 @@ def _diagnose(jobs):
     from dlojz.figures.diagnosis import diagnosis
 
     for job in jobs:
+        if job.state == launch.State.FAILED:
+            continue  # its error has been shown
         if events_file(job.directory).exists():
             print("", *diagnosis(job), sep="\n")
         else:

@@ -23,6 +23,7 @@ from dlojz.traces.trace import TraceError, open_trace
 SIDES = "before", "after"
 ACCOUNTS = {"before": {}, "after": {}, "nudged": {"DLOJZ_NUDGE": "1"}, "again": {}}
 ACCOUNTED, LEAST = 10, 30  # steps of an account, and at least of a timed run
+VAGUE = 4  # the ends of an interval, one by the other, from which on it says nothing
 UNSEEN = (
     "not seen: anything after these steps, accuracy (`--seeds 5` compares whole trainings), and "
     "what a program does otherwise when it is watched"
@@ -64,6 +65,8 @@ class Steps(Findings):
     @property
     def lines(self) -> list[str]:
         speed = self.speed or "not measured: the programs ended before enough steps were timed"
+        if self.speed and self.speed.low and self.speed.high / self.speed.low > VAGUE:
+            speed = f"{speed}. The runs differ too much to say more: again, on a quiet machine"
         speed = f"speed of after, in images: {speed}"
         cautions = self.speed.warnings if self.speed else ()
         return [*self.head, *self.account.lines, speed, *cautions, UNSEEN]
