@@ -173,7 +173,8 @@ def test_two_jobs_are_compared_by_their_logs(course_folder, capsys):
     assert cli.main(["pair", "1", "2"]) == 0
     said = capsys.readouterr().out
     assert "losses: apart from step 0 on, by up to" in said
-    assert "by the spread of the steps within each job" in said
+    spread, busy = "by the spread of the steps within each job", "not to be judged, for the reas"
+    assert (busy if found.cautions else spread) in said
     assert cli.main(["pair", "1", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ratio"] == found.ratio
     other = launch.submit("train.py")
