@@ -293,7 +293,8 @@ def software(packages, folder=".") -> dict:
 def _is_compiled(package: str) -> bool:
     """Return whether Python finds the bytecode of a package; True if the package is missing."""
     found = importlib.util.find_spec(package)
-    return found is None or Path(importlib.util.cache_from_source(found.origin)).exists()
+    origin = found and found.origin  # None for a mere folder of this name
+    return not origin or Path(importlib.util.cache_from_source(origin)).exists()
 
 
 def _limits(which: int) -> list[int | None]:
