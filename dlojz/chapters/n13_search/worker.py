@@ -88,21 +88,36 @@ def _work(program, folder, args):
     """Ask for trials until there are enough, and run them."""
     from dlojz.chapters.n13_search import journal
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    storage = journal.storage(folder / "journal.log")
+    signal.signal(signal.SIGTERM, _interrupt_once)
+    storage, me = journal.storage(folder / "journal.log"), processes.identity(os.getpid())
     with journal.one_at_a_time(folder):
         study = program.open_study(args.study, storage, args.worker)
         _agree(study, args.command)
     in_a_row = 0
-    while in_a_row < IN_A_ROW:
-        with journal.one_at_a_time(folder):
-            give_up_lost(study)
-            if sum(map(_counts, study.get_trials(deepcopy=False))) >= args.trials:
-                return
-            trial = study.ask()
-            trial.set_user_attr("worker", processes.identity(os.getpid()))
-        in_a_row = 0 if _run(study, trial, program.objective) else in_a_row + 1
+    try:
+        while in_a_row < IN_A_ROW:
+            with journal.one_at_a_time(folder):
+                give_up_lost(study)
+                if sum(map(_counts, study.get_trials(deepcopy=False))) >= args.trials:
+                    return
+                trial = study.ask()
+                trial.set_user_attr("worker", me)
+            in_a_row = 0 if _run(study, trial, program.objective) else in_a_row + 1
+    except BaseException as error:
+        again = isinstance(error, KeyboardInterrupt)
+        with suppress(OSError), journal.one_at_a_time(folder):  # a full disk: the next worker does
+            _give_up_own(study, me, again)
+        raise
     raise SearchError(f"{IN_A_ROW} trials in a row failed: mend the cause first")
+
+
+def _interrupt_once(number, _frame):
+    """Raise KeyboardInterrupt; later signals are ignored, while the trial is given up.
+
+    The kernel sends one for each thread of the parent that ends.
+    """
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _agree(study, command):
@@ -137,11 +152,6 @@ def _run(study, trial, objective) -> bool:
         study.tell(trial, state=TrialState.FAIL)
         print(f"trial {trial.number}: failed. {error}", flush=True)
         return False
-    except BaseException as error:
-        again = isinstance(error, KeyboardInterrupt)
-        with suppress(OSError):  # a full disk: the next worker does it
-            give_up(study, study.trials[trial.number], again)
-        raise
     else:
         study.tell(trial, value)
         print(f"trial {trial.number}: {value}", flush=True)
@@ -174,6 +184,13 @@ def give_up_lost(study):
     for trial in study.get_trials(deepcopy=False):
         if trial.state.name == "RUNNING" and not is_busy(study.study_name, trial):
             give_up(study, trial)
+
+
+def _give_up_own(study, me, again):
+    """Give up this process's trial, or that which it has just asked for."""
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state.name == "RUNNING" and trial.user_attrs.get("worker", me) == me:
+            give_up(study, trial, again)
 
 
 def give_up(study, trial, again: bool = True):
