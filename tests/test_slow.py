@@ -376,7 +376,7 @@ def test_each_hint_is_that_of_a_test():
 
 
 def test_what_each_fault_costs_is_measured_and_drawn(course_folder):
-    job = submit(f"{course.own('04_slow')} {SMALL} --costs 1")
+    job = submit(f"{course.own('04_slow')} {SMALL} --costs 3")
     job.wait()
     cases = log.read(job.directory).cases
     assert len(cases) == 7 + 6
