@@ -28,6 +28,7 @@ OF_LOSSES = {  # where no fault was found: by what most of the time is lost to
     breakdown.COMMUNICATION: "06b_scaling",
     breakdown.COPIES: "05_dataloader",
 }
+UNEVEN = 1.1  # mean of the steps' times, in medians, above which both are told
 SLOW_FORMAT = 0.5  # share of matrix products on tensor cores, below which a format is the cure
 
 
@@ -42,8 +43,11 @@ def diagnosis(run) -> list[str]:
             "too few steps were measured: the first three are left out, so train a little longer"
         ]
     parts = ", ".join(f"{name} {share:.0%}" for name, share in s.shares.items())
-    step = f"{s.step_ms:,.0f}" if s.step_ms >= 100 else f"{s.step_ms:.3g}"
-    lines = [f"time: a step takes {step} ms (median, {s.clock} clock): {parts}"]
+    mean = sum(s.phase_ms.values())
+    step = f"{_figure(mean)} ms on average"
+    if mean > UNEVEN * s.step_ms:  # a late worker is waited for in some steps, not in most
+        step += f" and {_figure(s.step_ms)} ms in the median"
+    lines = [f"time: a step takes {step} ({s.clock} clock): {parts}"]
     try:
         traces = open_traces(path_of(run))
     except TraceError:
@@ -63,3 +67,7 @@ def diagnosis(run) -> list[str]:
         lines[-1] += f"; {reading.tensor_cores:.0%} of the matrix products are on tensor cores"
         cure = "02_amp"
     return [*lines, f"cure: notebook {cure}" if cure else "cure: no notebook, for what was seen"]
+
+
+def _figure(ms):
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
