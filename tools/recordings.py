@@ -124,6 +124,27 @@ def _experiments_06():
         yield f"06-unused-x{n}", at("unused.py")
 
 
+def _ladder():
+    """Yield the course's ladder: one training, step by step, on one machine with two GPUs.
+
+    From step 05 on its images are files, of which 27,000 in $DLOJZ_DATA are enough.
+    """
+    run = "--model resnet50 --image-size 224 -b 256 --test"
+    files = f"{run} --precision bf16 --num-workers 14 --test-nsteps 100"
+    rungs = {
+        "00_start": ("00", f"{run} --data synthetic --test-nsteps 8"),
+        "01_gpu": ("01", _steps("resnet50", 900, 256)),
+        "02_amp": ("02", f"{_steps('resnet50', 3000, 256)} --precision bf16"),
+        "03_channels_last": ("03", f"{_steps('resnet50', 3000, 256)} --precision bf16"),
+        "05_dataloader": ("05", files),
+        "06_ddp-x2": ("06", files),
+        "09_compile-x1": ("09", f"{files} --compile default"),
+        "09_compile-x2": ("09", f"{files} --compile default"),
+    }
+    for rung, (step, flags) in rungs.items():
+        yield f"ladder-{rung}", f"{_solution(step)} {flags}"
+
+
 def _ladder_09():
     """Yield the same training after each step of the course. Each compiles with an empty cache."""
     compiled = "--precision bf16 --compile"
@@ -402,4 +423,5 @@ RECORDINGS = {
         "'01 GPU' '02 AMP' '05 loader' '05, validated once'",
     },
     "cpu": dict(_on_a_processor()),
+    "ladder": dict(_ladder()),
 }
