@@ -1,4 +1,4 @@
-"""What notebook 05 and its answers say of recordings is in the recordings."""
+"""What notebooks 05 and 05b and their answers say of recordings is in the recordings."""
 
 import math
 import statistics
@@ -9,7 +9,9 @@ from claims import claims
 
 from dlojz import course, runs
 from dlojz.chapters import n05_dataloader as n05
+from dlojz.figures import paired, report
 from dlojz.runs.stats import summary
+from dlojz.widgets.answer import ANSWERS
 
 V1, V2 = "PIL, v1, float32", "torchvision, v2, uint8"
 
@@ -80,3 +82,42 @@ def test_the_answers_divide_what_is_recorded():
 def test_a_batch_is_a_quarter_in_bytes():
     values = 256 * 3 * 224 * 224
     assert (round(values / 1e6, 1), round(4 * values / 1e6)) == (38.5, 154)
+
+
+@claims("05b_storage")
+def test_no_faster_way_to_make_images_is_shown_to_cost_accuracy():
+    clean, *others = paired.rows(runs.recorded("h200/05-accuracy"))
+    ways = {row.title: row for row in others}
+    resized, rough, mixed, large, small = (
+        ways[title]
+        for title in (
+            "decoded and resized by torchvision",
+            "resized without antialias",
+            "the training resized without antialias",
+            "RandomResizedCrop",
+            "RandomResizedCrop of images made smaller before",
+        )
+    )
+    assert len(clean.accuracies) == 5
+    assert {row.difference.word for row in (resized, rough, mixed)} == {"no difference shown"}
+    yield f"A loss of {resized.difference.half:.1f} points would have shown with torchvision's"
+    yield f"one of {rough.difference.half:.1f} without antialias"
+    yield f"only {mixed.difference.half:.1f} points would have been seen"
+    small_is, large_is = (100 * statistics.fmean(r.accuracies.values()) for r in (small, large))
+    yield f"{small_is:.1f} and {large_is:.1f} % are right"
+    between = paired.difference(large.accuracies, small.accuracies)
+    assert abs(between.mean) < between.half
+    yield f"less than {100 * between.half:.1f} points would not have been seen"
+
+
+def test_shards_shorten_the_time_of_an_image_as_the_answer_says():
+    cases = report.measured(runs.recorded("cpu/05-storage")).cases
+    files, shards = (
+        {what: 1000 / statistics.median(speeds) for what, speeds in case["images_per_s"].items()}
+        for case in (cases["files, full size"], cases["shards, full size"])
+    )
+    decode = files["decoded"] - files["warm"]
+    said = ANSWERS["05b from the figures"]
+    assert f"takes {files['cold']:.1f} ms to read and {decode:.1f} ms to decode" in said
+    saved = (files["cold"] - shards["cold"]) / (files["cold"] + decode)
+    assert f"to {shards['cold']:.1f} ms: {100 * saved:.0f} % in all" in said
