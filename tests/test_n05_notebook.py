@@ -102,12 +102,12 @@ def test_no_faster_way_to_make_images_is_shown_to_cost_accuracy():
     assert {row.difference.word for row in (resized, rough, mixed)} == {"no difference shown"}
     yield f"A loss of {resized.difference.half:.1f} points would have shown with torchvision's"
     yield f"one of {rough.difference.half:.1f} without antialias"
-    yield f"only {mixed.difference.half:.1f} points would have been seen"
+    yield f"a loss below {mixed.difference.half:.1f} points would not have shown"
     small_is, large_is = (100 * statistics.fmean(r.accuracies.values()) for r in (small, large))
     yield f"{small_is:.1f} and {large_is:.1f} % are right"
     between = paired.difference(large.accuracies, small.accuracies)
     assert abs(between.mean) < between.half
-    yield f"less than {100 * between.half:.1f} points would not have been seen"
+    yield f"a difference below {100 * between.half:.1f} points would not have shown"
 
 
 def test_shards_shorten_the_time_of_an_image_as_the_answer_says():
