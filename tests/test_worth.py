@@ -254,7 +254,7 @@ def test_what_was_measured_is_shown_where_nothing_can_be_predicted(known):
     found = row(profile(rest=1.0), command="mine.py", threads=1)
     assert "the whole model, measured: x 4.00" in tables.about(found)
     assert tables.to_dict(found, 9)["measured"]["gain"] == 4
-    assert "no coefficients for mode default on a processor" in tables.to_dict(found, 9)["why"]
+    assert "no coefficients for mode default on a CPU" in tables.to_dict(found, 9)["why"]
 
 
 def test_errors_are_shown_by_what_decides_and_with_the_flags_that_differ():

@@ -152,7 +152,7 @@ EXERCISE = Exercise(
     bars=(
         Bar(
             *(CPU, 1.0),
-            "a processor that also loads gains less than its loader; it must not get slower",
+            "a CPU that also loads gains less than its loader; it must not get slower",
             **{"model": "shufflenet", "image_size": 64, "batch_size": 32, "not_slower": True},
         ),
     ),

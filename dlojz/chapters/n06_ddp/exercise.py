@@ -208,7 +208,7 @@ EXERCISE = Exercise(
     follows=("mean", "last-rate"),
     bars=(
         Bar(HOPPER, 0.9, "reference/h200/06-*; GPUs of one node", **LARGE),
-        Bar(CPU, None, "the processes share one processor"),
+        Bar(CPU, None, "the processes share one CPU"),
     ),
     extras=extras,
     # It saves in the middle of an epoch, where each process has its own statistics.

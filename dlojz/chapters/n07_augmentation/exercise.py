@@ -225,7 +225,7 @@ EXERCISE = Exercise(
             *(HOPPER, 1.0, "mixing reads and writes a batch of bytes a few times"),
             **{**LARGE, "precision": "16", "not_slower": True},
         ),
-        Bar(CPU, None, "a processor mixes the images with the cores that train"),
+        Bar(CPU, None, "a CPU mixes the images with the cores that train"),
     ),
     extras=extras,
     epochs="--precision fp32 --mix cutmix --randaugment 2 9",

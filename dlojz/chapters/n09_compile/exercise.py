@@ -166,7 +166,7 @@ EXERCISE = Exercise(
             *(HOPPER, 1.2, f"{FUSED}/09-ladder-*: 1.43 times as fast"),
             **LARGE | {"precision": "bf16", "model": "resnet50$"},
         ),
-        Bar(CPU, None, "on a processor a compiler gains little; the notebook measures it"),
+        Bar(CPU, None, "on a CPU a compiler gains little; the notebook measures it"),
     ),
     # The updates of a compiled model are the compiler's; the trainer is asked for its words.
     epochs="--precision fp32 --compile off",

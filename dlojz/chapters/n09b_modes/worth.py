@@ -331,7 +331,7 @@ def fit_for(device: str, on_gpu: bool, mode: str) -> Fit:
     known = [fit for fit in fits() if fit.on_gpu == on_gpu]
     found = [fit for fit in known if fit.mode == mode]
     if not found:
-        raise UserError(_unknown(mode, "a GPU" if on_gpu else "a processor", known))
+        raise UserError(_unknown(mode, "a GPU" if on_gpu else "a CPU", known))
     return next((fit for fit in found if fit.device == device), found[-1])
 
 
