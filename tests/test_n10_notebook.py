@@ -179,7 +179,7 @@ def test_a_build_takes_seconds_and_three_results_are_wrong():
     yield f"the first build took {cases['build']['first_s']:.1f} s"
     yield f"another process {1000 * cases['again']['again_s']:.0f} ms"
     own, torchs = (figures.rate(cases[name])[1] for name in ("ours", "torch.relu"))
-    yield f"It reached {own / torchs:.0%} of the speed of torch's ReLU".replace("%", " %")
+    yield f"The kernel reached {own / torchs:.0%} of the speed of torch's ReLU".replace("%", " %")
     results = [case["result"] for case in cases.values() if case["what"] == "input"]
     assert sum(text.startswith("wrong, without an error") for text in results) == 3
     yield "Three wrong results came without one"
@@ -210,7 +210,7 @@ def test_the_kernel_gains_by_its_bytes_and_by_their_speed():
     run = recorded("normalize")
     cases = {c["way"]: c for c in figures._timed(run) if c["batch"] == 256}
     own, eager = (figures._speed(cases[way], "kernel_ms") for way in ("Triton", "PyTorch"))
-    yield f"The kernel gains more than the {11 / 3:.1f} of its bytes"
+    yield f"The kernel gains more than the {11 / 3:.1f} that its bytes predict"
     assert figures.kernel_gain(run) > 11 / 3
     own, eager = own / copying("normalize"), eager * 11 / 3 / copying("normalize")
     yield f"at {own:.0%} of a copy's speed, PyTorch's two kernels at {eager:.0%}".replace("%", " %")
