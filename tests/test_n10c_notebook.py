@@ -58,6 +58,7 @@ def test_what_answers_and_what_it_costs():
     yield f"answers** on this card, {ms['flash', *usual] / cudnn:.1f} times as fast as flash"
     masked = [ms["cudnn", mask, 64, "bf16"] / cudnn for mask in ("boolean", "additive")]
     yield f"costs {masked[0]:.1f} times the time"
+    yield "dlojz/chapters/n10c_attention/answers.toml", f"costs {masked[0]:.1f} times the time"
     assert f"{masked[1]:.1f}" == f"{masked[0]:.1f}"
     assert ms["cudnn", "causal", 64, "bf16"] < 0.8 * cudnn
     assert {
