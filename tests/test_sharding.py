@@ -257,6 +257,21 @@ def test_what_notebook_11b_says_of_shards_on_the_host_is_so():
     yield "peak fell from {:.1f} to {:.1f} GB".format(*peaks)
 
 
+@claims("11b_hybrid")
+def test_what_notebook_11b_says_of_two_nodes_is_so():
+    sent = figures.sent(runs.recorded("cpu/11-nodes-x4"))
+    ddp, fsdp2, hsdp = (sent[way][1] for way in ("DDP", "FSDP2", "HSDP, 2 copies"))
+    whole = ddp / (2 * 3 / 4)
+    yield f"All gradients together take {whole / 1e6:.2f} MB"
+    yield f"to the next one: {ddp / 1e6:.2f} MB"
+    yield f'predict(\\"11b between\\", ratio={2 * (whole / 2) / ddp:.2f})'
+    assert hsdp / ddp == pytest.approx(2 / 3, rel=0.02)
+    assert fsdp2 / ddp == pytest.approx(1.5, rel=0.02)
+    assert max(sent, key=lambda way: sent[way][0]) == "HSDP, 2 copies"
+    yield "less than half of FSDP2's bytes, and two thirds of DDP's"
+    assert hsdp < fsdp2 / 2
+
+
 def way(peak_bytes=None, **more):
     """A case of experiments/sharding.py on two processes."""
     held = {"parameters": 1e9, "gradients": 1e9, "optimizer": 2e9, "gathered": 0}

@@ -229,7 +229,7 @@ def test_what_notebook_11b_says_of_the_share_is_so():
     rule, part = 6 * case["parameters"] * 257 / 1e12, best.tflops / product
     yield f"{image:.2f} TFLOP"
     yield f"{rule:.2f} TFLOP"
-    yield f"used {100 * compiled.mfu:.0f} % of what"
+    yield f"used {100 * compiled.mfu:.0f} % of the peak"
     yield f"with 64 images, and {100 * of_larger.mfu:.0f} % with 96"
     faster = larger.images_per_s / smaller.images_per_s - 1
     more = (larger.peak_memory_bytes - smaller.peak_memory_bytes) / 1e9
@@ -247,7 +247,7 @@ def test_what_notebook_11b_says_of_the_share_is_so():
     yield "{:.0f} % with FSDP2, {:.0f} % with DDP, {:.0f} % on a single".format(*shares)
     assert best.tflops == max(u.tflops for _, u in found.values())
     (highest, lowest), each = sharded.sm_clock_mhz, sharded.power_w / sharded.size
-    yield f"took {each:.0f} W of the 700 that"
+    yield f"took {each:.0f} W of its limit of 700"
     yield f"one of them from {highest:,} MHz to {lowest:,} within eleven steps"
     assert sharded.throttled == ("power cap",)
     [window] = log.read_ranks(runs.recorded("h200/11-vit_6b-b0064-off-fsdp-compiled-x2"))[1].windows
