@@ -129,7 +129,7 @@ def test_a_search_of_jobs():
     noise = 100 * (chance * (1 - chance) / sizes.setup["val_images"]) ** 0.5
     assert all(abs(accuracy - 100 * chance) < noise for accuracy in accuracies), "by lot"
     yield f"to {max(accuracies):.1f} %, when chance is {100 * chance:.1f} %: by lot"
-    yield f"The winner had {100 * found.best['accuracies'][0]:.1f} %, and went on"
+    yield f"The winner had {100 * found.best['accuracies'][0]:.1f} %, and survived"
     assert "H100" in sizes.setup["device_name"]
     workers = {trial["worker"] for trial in found.trials}
     yield f"such a search on {NUMBERS[len(workers)]} H100"
@@ -197,7 +197,7 @@ def test_small_first():
     best = [max(trials, key=recorded.last)["trial"] for trials in own]
     assert best[0] == best[1]
     assert not stats.summary(read).on_gpu
-    yield "Recorded on a processor: the same random trials with a small and with a larger model"
+    yield "Recorded on a CPU: the same random trials with a small and with a larger model"
     yield f"Both models chose the same of {len(own[0])} trials"
     told = title(figures.plot_transfer(transfer())[0])
     yield f"it is {told.split('fresh seeds: ')[1]}"
