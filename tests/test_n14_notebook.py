@@ -80,3 +80,14 @@ def test_the_recorded_race_has_a_winner_a_tie_and_a_cheat():
     assert gates[12] > -tie.mean > gates[16]
     images, _, floor = found["cheat"].why.partition(" images in its log need at least ")
     yield f"{images.rpartition(' ')[2]} images need at least {float(floor.split()[0]):.0f} s"
+
+
+@claims(NOTEBOOK)
+def test_an_idle_watt_and_the_node_cost_their_seconds():
+    budget, node, gpus, each = 15, 10_200, 8, 700  # s, W, and W of each GPU
+    yield f"and {budget} s from the start of the process to its end"
+    yield f"each idle watt costs {budget} J in an entry of {budget} s"
+    yield f"up to {node / 1000} kW, of which its eight GPUs of {each} W are {gpus * each / 1000}"
+    rest = (node - gpus * each) / gpus
+    yield f"The rest is {rest:.0f} W for each GPU: up to {rest * budget / 1000:.1f} kJ"
+    yield f"its GPU takes up to {each * budget / 1000:.1f} kJ"
