@@ -71,7 +71,7 @@ def test_the_recorded_race_has_a_winner_a_tie_and_a_cheat():
     assert kept.word == race.ranking.BEST
     yield f"It is {kept.margin.mean:.1f} points ahead, and the gate was {kept.margin.gate:.1f}"
     assert tie.word == race.ranking.TIE
-    yield f"fewer points than `first`, {-tie.mean:.1f}"
+    yield f"`loader` is {-tie.mean:.1f} points behind `first`"
     first = 100 * sum(found["loader"].accuracies) / 4 - tie.mean
     yield f"in which `first` had {first:.1f} %"
     for margin in (kept.margin, tie):
