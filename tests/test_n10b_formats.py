@@ -282,8 +282,8 @@ def test_the_break_even_is_where_it_was_predicted():
     found = {tuple(c["shape"]): figures.gains(c, "current") for c in figures._layers(run)}
     guessed, true = ([gain[at] > 1 for gain in found.values()] for at in (0, 1))
     right = sum(a == b for a, b in zip(guessed, true, strict=True))
-    yield f"Predicted for {sum(guessed)} of {len(found)} layers, measured for {sum(true)}"
-    yield f"and the prediction is right for {right}"
+    yield f"predicted to pay for {sum(guessed)} of {len(found)} layers, and pays for {sum(true)}"
+    yield f"the prediction is right for {right}"
     assert sum(a and not b for a, b in zip(guessed, true, strict=True)) == 2, "both others"
     rows = [figures.gains(c, "row")[1] for c in figures._layers(run)]
     more = sum(row > gain for row, (_, gain) in zip(rows, found.values(), strict=True))
