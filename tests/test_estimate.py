@@ -19,6 +19,7 @@ from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.estimate.storages import Storages
 from dlojz.figures import plans as figures
+from dlojz.figures.look import MEMORY
 from dlojz.runs import log, memory, source
 from dlojz.runs.memory import MIB, Allocator, Peak
 from dlojz.training import data, imports, models, private
@@ -506,7 +507,7 @@ def test_the_bars_show_the_parts_of_a_peak(trainer, tiny):
     named = [text.get_text() for text in axes.get_legend().get_texts()]
     assert named == ["parameters", "activations"]
     assert "10 GB" in axes.texts[0].get_text()
-    assert set(figures.COLOURS) == set(memory.PARTS)
+    assert set(MEMORY) == set(memory.PARTS)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from dlojz.chapters.n04_profiler import mysteries, planted
 from dlojz.course import progress
 from dlojz.figures import timeline
+from dlojz.figures.look import KINDS
 from dlojz.runs.folder import trace_files
 from dlojz.traces import breakdown, trace
 
@@ -39,7 +40,7 @@ def test_no_figure_prints_the_answer_beside_the_riddle():
     riddles = {letter: mysteries.mystery(letter) for letter in "BDFHIP"}
     ax = timeline.plot_shares(riddles, verdicts=False)
     labels = {text.get_text() for text in ax.figure.legends[0].get_texts()}
-    assert labels <= {*timeline.COLOURS, timeline.IDLE}
+    assert labels <= {*KINDS, timeline.IDLE}
     assert len(ax.texts) == 0
     for riddle in riddles.values():
         found = breakdown.analyse(riddle)

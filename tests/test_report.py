@@ -21,6 +21,7 @@ from dlojz.chapters.n06_ddp import figures
 from dlojz.chapters.n11_fsdp import figures as sharding
 from dlojz.course import UserError
 from dlojz.figures import batch_sweep, report, timeline
+from dlojz.figures.look import style
 from dlojz.runs import log, recorded
 from dlojz.runs.stats import summary
 from dlojz.table import BAD_INK, GOOD_INK, QUIET_INK, Table
@@ -429,7 +430,7 @@ def test_a_figure_that_fails_does_not_turn_off_all_others():
     before = mpl.is_interactive()
     try:
         mpl.interactive(False)
-        with contextlib.suppress(UserError), report.style():
+        with contextlib.suppress(UserError), style():
             mpl.interactive(True)
             report.plot_phases([])
         assert mpl.is_interactive()

@@ -13,7 +13,8 @@ from traces import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, steps, with_a
 from dlojz import cli, course, runs
 from dlojz.chapters import n04b_roofline as n04b
 from dlojz.chapters.n04_profiler import figures
-from dlojz.figures import peaks, report, timeline
+from dlojz.figures import peaks, timeline
+from dlojz.figures.look import KINDS, PALETTE
 from dlojz.runs import log, stats
 from dlojz.runs.columns import PHASES
 from dlojz.runs.folder import trace_file
@@ -71,9 +72,9 @@ def test_holes_are_drawn_as_holes(tmp_path):
 
 
 def test_each_kind_has_a_colour_of_its_own():
-    colours = [*timeline.COLOURS.values(), *(report.PALETTE[phase] for phase in PHASES)]
+    colours = [*KINDS.values(), *(PALETTE[phase] for phase in PHASES)]
     assert len(set(colours)) == len(colours)
-    assert set(timeline.COLOURS) == set(kinds.KINDS)
+    assert set(KINDS) == set(kinds.KINDS)
     assert set(breakdown.WORDS) <= set(timeline.LOST)
 
 

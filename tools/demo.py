@@ -18,10 +18,11 @@ from dlojz.chapters.n04c_slow import cases
 from dlojz.check import check
 from dlojz.course import presets
 from dlojz.figures import report
+from dlojz.figures.look import PALETTE, style
 from dlojz.runs import log, stats
 
 ABOUT = "2 minutes, or 10 if other programs keep the machine busy"  # on two cores of a Xeon
-COLOURS = {"before": "#B9B9C2", "after": report.PALETTE["update"]}
+COLOURS = {side: PALETTE[side] for side in ("before", "after")}
 SIDES = {"before": "as it is handed out", "after": "six faults repaired"}
 
 
@@ -110,7 +111,7 @@ def gain_text(job) -> tuple[str, str]:
 def plot_gain(job):
     """Draw the time of a run before and after the repairs: medians as bars, runs as dots."""
     found, (gain, interval) = seconds(job), gain_text(job)
-    with report.style(grid="x"):
+    with style(grid="x"):
         ax = plt.subplots(figsize=(8.4, 3.2))[1]
         for row, (side, spent) in enumerate(found.items()):
             ms, middle = [1000 * s for s in spent], 1000 * statistics.median(spent)

@@ -20,15 +20,15 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from dlojz.classroom import standing
 from dlojz.classroom.members import Classroom, read
 from dlojz.course import progress
-from dlojz.figures.report import PALETTE, SERIES, legend, style
+from dlojz.figures.look import FAINT, PALE, PALETTE, SERIES, legend, style
 from dlojz.table import BAD, GOOD, QUIET, Table
 
 UNSCORED = "no prediction was scored yet"
 NOBODY = "nobody shares here yet: trainees type `dlojz share FOLDER`, and see first what is shared"
 STATES = {  # of a trainee in a notebook: the words in a legend, and the colour
-    None: ("not begun", "#EFEFF3"),
-    standing.BEGUN: ("begun", "#BFDDF2"),
-    standing.TRIED: ("checked, not passed", "#E69F00"),
+    None: ("not begun", FAINT),
+    standing.BEGUN: ("begun", PALETTE["again"]),
+    standing.TRIED: ("checked, not passed", PALETTE["power"]),
     standing.PASSED: ("passed", GOOD),
 }
 JOBS = {"waits": "QUEUED", "runs": "RUNNING"}
@@ -39,7 +39,7 @@ MARKS = {  # the parts of a notebook, in a figure
     "answered": ("s", "white"),
 }
 SPANS = {  # the use of time, in a figure: the colour and the height of its bar
-    "reads and edits": ("#DCDCE3", 0.3),
+    "reads and edits": (PALE, 0.3),
     "a job runs": (PALETTE["forward"], 0.62),
     "a job waits": (PALETTE["transfer"], 0.62),
 }
@@ -225,7 +225,7 @@ def plot_failing(found: Classroom, ax=None):
         if not rows:
             return _nothing(ax, "what fails", "no check has failed")
         for place, row in enumerate(rows):
-            ax.barh(place, row.failed, 0.62, color="#F3D9A4")
+            ax.barh(place, row.failed, 0.62, color=PALETTE["pending"])
             ax.barh(place, row.stuck, 0.62, color=BAD)
             hint, count = row.hints[0]
             said = f"{hint}: {count}" if hint else "no hint"
@@ -236,7 +236,10 @@ def plot_failing(found: Classroom, ax=None):
         ax.margins(x=0.3)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set(title="What fails, with its most frequent hint", xlabel="trainees")
-        named = {"not passed yet": Patch(color=BAD), "passed later": Patch(color="#F3D9A4")}
+        named = {
+            "not passed yet": Patch(color=BAD),
+            "passed later": Patch(color=PALETTE["pending"]),
+        }
         legend(ax, named, **RIGHT)
     return ax
 
@@ -293,7 +296,7 @@ def _plot_panel(ax, name, how, pairs):
     predicted = right * np.clip(pairs[:, 0] / pairs[:, 1], *FACTORS)
     every = np.concatenate([right, predicted])
     ends = np.array([every.min() / 1.6, every.max() * 1.6])
-    ax.fill_between(ends, ends / 2, ends * 2, color="#EFEFF3", lw=0)
+    ax.fill_between(ends, ends / 2, ends * 2, color=FAINT, lw=0)
     ax.plot(ends, ends, color="black", lw=1)
     over, look = predicted > right, {"transform": ax.transAxes, "fontsize": 9}
     for which, colour in ((over, PALETTE["data"]), (~over, PALETTE["speed"])):

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter
 
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.figures.report import PALETTE, SERIES
+from dlojz.figures.look import PALETTE, SERIES, legend, style
 from dlojz.runs.stats import summary
 
 
@@ -43,7 +43,7 @@ def plot_sweep(runs, axes=None):
     sweeps = _sweeps(runs)
     everything = [s for found in sweeps.values() for s in found]
     energy = any(s.energy_per_image_j for s in everything)
-    with report.style():
+    with style():
         if axes is None:
             _, axes = plt.subplots(1, 2 + energy, figsize=(4.0 * (2 + energy), 4.2))
             axes[0].figure.suptitle(_title(everything), fontsize=10, x=0.01, ha="left")
@@ -51,7 +51,7 @@ def plot_sweep(runs, axes=None):
         if energy and len(axes) > 2:
             _plot_energy(sweeps, axes[2])
         place = {"loc": "outside lower center", "ncols": min(6, len(shown))}
-        report.legend(axes[0].figure, shown, **place, fontsize=9)
+        legend(axes[0].figure, shown, **place, fontsize=9)
     return axes
 
 

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
-from textwrap import fill
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import report
+from dlojz.figures.look import legend as draw_legend
+from dlojz.figures.look import style
 from dlojz.runs import log
 from dlojz.runs.stats import summary
-
-WIDE = 100  # characters of a title in a line
 
 
 def where(run) -> str:
@@ -37,7 +36,7 @@ def axes(given, size: tuple[float, float], grid="y", shape=None, **layout):
 
     shape: of several axes, (rows, columns); those of one row or column come as a flat array.
     """
-    with report.style(grid):
+    with style(grid):
         if given is None:
             given = plt.subplots(*shape or (1, 1), figsize=size, squeeze=False, **layout)[1]
             given = given if shape and 1 not in shape else given.ravel()
@@ -53,14 +52,6 @@ def caption(ax, text: str):
 def heading(axes, text: str):
     """Write the setting of a figure with several axes above them all."""
     np.ravel(axes)[0].figure.suptitle(text, fontsize=9, x=0.01, ha="left")
-
-
-def entitle(ax, title, setting):
-    """Write the finding above a figure, and the setting below."""
-    lines = [fill(line, WIDE, subsequent_indent="    ") for line in title.splitlines()]
-    look = {"x": 0.01, "ha": "left"}
-    ax.figure.suptitle("\n".join(lines), fontsize=11, fontweight="bold", **look)
-    ax.figure.supxlabel(setting, fontsize=8, color=report.PALETTE["model"], **look)
 
 
 def rows(ax, names: Iterable[str]):
@@ -92,7 +83,7 @@ def legend(ax, ncols=4, at=(0, 1), named: Mapping | None = None, **look):
         handles, labels = ax.get_legend_handles_labels()
         named = dict(zip(labels, handles, strict=True))
     look = {"loc": "lower left", "fontsize": 9} | look
-    report.legend(ax, named, ncols=ncols, bbox_to_anchor=at, **look)
+    draw_legend(ax, named, ncols=ncols, bbox_to_anchor=at, **look)
 
 
 def swatches(colours: Mapping[str, str]) -> dict:

@@ -12,7 +12,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from dlojz import course
 from dlojz.course import CHAIN, progress
-from dlojz.figures.report import PALETTE, speed_text, style
+from dlojz.figures.look import PALETTE, style
+from dlojz.figures.report import speed_text
 from dlojz.runs import reached, recordings
 from dlojz.runs.reached import Reached
 from dlojz.table import QUIET

@@ -4,18 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 
-from dlojz.figures import report
+from dlojz.figures.look import MEMORY, PALETTE
 from dlojz.figures.report import bytes_text
 from dlojz.runs import memory
 from dlojz.runs.memory import PARTS, SENT, Peak
 from dlojz.table import Table
 
-COLOURS = {
-    **{"parameters": "#0072B2", "gradients": "#56B4E9", "optimizer": "#004B75"},
-    **{"unreduced": "#B3DDF2", "buffers": "#999999", "casts": "#CC79A7", "activations": "#E69F00"},
-    **{"gathered": "#009E73", "communication": "#7FCFB6", "temporaries": "#D55E00"},
-    **{"unsplit": "#CCCCCC", "cublas": "#555555"},
-}
 WHEN = {
     "forward begins": "early in the forward pass",
     "forward ends": "as the forward pass ends",
@@ -41,7 +35,7 @@ ONE_FORWARD = (
 )
 WIDTH = 40  # characters of the longest bar
 VISIBLE = 0.002  # of the longest bar: the legend names no smaller part
-CARD = {"color": report.PALETTE["limit"], "linestyle": "--", "lw": 1}  # the line of a card's memory
+CARD = {"color": PALETTE["limit"], "linestyle": "--", "lw": 1}  # the line of a card's memory
 PAPER = {"facecolor": "white", "pad": 2, "lw": 0}  # behind a text, so that no line crosses it
 
 
@@ -155,7 +149,7 @@ def plot(peaks: Mapping[str, Peak], ax=None, each="GPU"):
             size = max(0, peak.parts.get(part, 0)) / scale
             if size:
                 named = part not in shown and size > VISIBLE * largest / scale
-                ax.barh(y, size, left=left, color=COLOURS[part], label=part if named else None)
+                ax.barh(y, size, left=left, color=MEMORY[part], label=part if named else None)
                 shown.update([part] * named)
             left += size
         label(ax, left, y, bytes_text(peak.bytes))

@@ -6,87 +6,22 @@ Figures take runs and axes, and return the axes; every number comes from `dlojz.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.course import UserError
+from dlojz.figures.look import PALE, PALETTE, style
 from dlojz.runs import derived, labels, log, outcome
 from dlojz.runs.columns import PHASES
 from dlojz.runs.folder import path_of
 from dlojz.runs.outside import Outside
 from dlojz.runs.stats import Summary, summary
-from dlojz.table import BAD, BAD_INK, GOOD, PAPER, STATE_COLOURS, Table, harmless
+from dlojz.table import BAD_INK, PAPER, STATE_COLOURS, Table, harmless
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-PALETTE = {
-    "data": "#D55E00",
-    "transfer": "#E69F00",
-    "forward": "#56B4E9",
-    "backward": "#0072B2",
-    "update": GOOD,
-    "speed": "#0072B2",
-    "model": "#5B5B66",
-    "activations": "#CC79A7",
-    "power": "#E69F00",
-    "limit": "#8A8A94",
-    "failure": BAD,
-}
 OUTPUT_LINES = 12  # of a program without a Chronometer, that its report shows
-SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-COLLECTIVES = {
-    "all_reduce": PALETTE["speed"],
-    "broadcast": PALETTE["power"],
-    "all_gather": PALETTE["activations"],
-    "reduce_scatter": PALETTE["backward"],
-}  # colours of messages
-STYLE = {
-    "figure.dpi": 110,
-    "figure.constrained_layout.use": True,
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E3E3E8",
-    "legend.frameon": False,
-    "savefig.bbox": "tight",
-}
-
-
-@contextmanager
-def style(grid="y"):
-    """Draw in the course's style inside this context."""
-    interactive = mpl.is_interactive()
-    try:
-        with plt.rc_context({**STYLE, "axes.grid.axis": grid}):
-            try:
-                yield
-            finally:
-                interactive = mpl.is_interactive()
-    finally:
-        # A notebook's first figure loads its backend, which turns interactive mode on: leave it
-        # on, also if that figure could not be drawn.
-        mpl.interactive(interactive)
-
-
-def legend(where, named: Mapping, **look):
-    """Draw a legend of {label: handle} into axes or a figure, with each label shown literally.
-
-    Matplotlib would read "$" as mathematics, and leave out labels that begin with "_".
-    """
-    drawn = where.legend(list(named.values()), [str(i) for i in range(len(named))], **look)
-    for text, label in zip(drawn.get_texts(), named, strict=True):
-        text.set_parse_math(False)
-        text.set_text(label)
-    return drawn
 
 
 # Words ---------------------------------------------------------------------------------------
@@ -468,7 +403,7 @@ def _mark_warmup(ax, steps_ms, warmup):
     """Limit the axis to what the measured steps need, and mark the bars that are cut off."""
     top = 1.5 * np.percentile(steps_ms[warmup:], 95)
     ax.set_ylim(0, top)
-    tab = {"color": "#E3E3E8", "zorder": 0, "lw": 0, "clip_on": False}
+    tab = {"color": PALE, "zorder": 0, "lw": 0, "clip_on": False}
     ax.axvspan(-0.5, warmup - 0.5, ymax=1.1, **tab)
     longest = steps_ms[:warmup].max()
     text = f"warm-up: up to {longest:,.0f} ms" if longest > top else "warm-up"

@@ -8,34 +8,25 @@ from collections import defaultdict
 import matplotlib.pyplot as plt
 
 from dlojz.course import UserError
-from dlojz.figures import report
+from dlojz.figures.look import KINDS, LINE, PALETTE, style
 from dlojz.runs.columns import PHASES
 from dlojz.table import Table
 from dlojz.traces import breakdown, host, kinds, spans
 from dlojz.traces.trace import open_trace
 
-# Different from the phases', which are drawn above. (Paul Tol's "muted", colour-blind safe.)
-COLOURS = {
-    kinds.MATRIX: "#332288",
-    kinds.NORMALIZATION: "#44AA99",
-    kinds.REST: "#DDCC77",
-    kinds.LAYOUT: "#882255",
-    kinds.COPIES: "#999933",
-    kinds.COMMUNICATION: "#CC6677",
-}
 # Waits, drawn hatched.
 LOST = {
-    host.DATA: report.PALETTE["data"],
-    host.SYNC: report.PALETTE["failure"],
-    host.COLLECTOR: report.PALETTE["model"],
-    kinds.COMMUNICATION: COLOURS[kinds.COMMUNICATION],
-    host.READS: report.PALETTE["activations"],
-    host.ALLOCATOR: report.PALETTE["power"],
-    host.COPIES: COLOURS[kinds.COPIES],
+    host.DATA: PALETTE["data"],
+    host.SYNC: PALETTE["failure"],
+    host.COLLECTOR: PALETTE["model"],
+    kinds.COMMUNICATION: KINDS[kinds.COMMUNICATION],
+    host.READS: PALETTE["activations"],
+    host.ALLOCATOR: PALETTE["power"],
+    host.COPIES: KINDS[kinds.COPIES],
     host.AWAY: "black",
-    breakdown.LAUNCHES: report.PALETTE["limit"],
-    breakdown.PYTHON: report.PALETTE["limit"],
-    breakdown.PAUSES: "#C8C8D0",
+    breakdown.LAUNCHES: PALETTE["limit"],
+    breakdown.PYTHON: PALETTE["limit"],
+    breakdown.PAUSES: LINE,
 }
 IDLE = "nothing is computed"  # where the trainee is to find out why
 NO_CALLS = "this trace does not tell where the host waits"
@@ -98,17 +89,17 @@ def plot_shares(traces, verdicts=True, ax=None):
     verdicts: whether to write beside each what bounds it, and to colour the waits by their cause;
     False where the trainee is to find out.
     """
-    with report.style(grid="x"):
+    with style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.7 + 0.5 * len(traces)))[1]
         for row, of in enumerate(traces.values()):
             found = breakdown.analyse(open_trace(of))
             left = 0.0
             for name, share in _computed(found).items():
-                ax.barh(row, share, 0.65, left=left, label=name, color=COLOURS[name])
+                ax.barh(row, share, 0.65, left=left, label=name, color=KINDS[name])
                 left += share
             lost = {f"waits: {name}": (share, LOST[name]) for name, share in found.lost.items()}
             if not verdicts:
-                lost = {IDLE: (sum(found.lost.values()), report.PALETTE["limit"])}
+                lost = {IDLE: (sum(found.lost.values()), PALETTE["limit"])}
             for label, (share, colour) in lost.items():
                 look = {"color": colour, "alpha": 0.5, "hatch": "///", "ec": "white"}
                 ax.barh(row, share, 0.65, left=left, label=label, **look)
@@ -124,7 +115,7 @@ def plot_shares(traces, verdicts=True, ax=None):
 
 def _computed(found) -> dict[str, float]:
     """Return the share of a step that is not lost, by kind of work; overlapping work is scaled."""
-    spent = {k: found.kinds[k] for k in COLOURS if k in found.kinds and k != kinds.COMMUNICATION}
+    spent = {k: found.kinds[k] for k in KINDS if k in found.kinds and k != kinds.COMMUNICATION}
     if kinds.COPIES in spent:  # pageable copies count as lost
         spent[kinds.COPIES] = max(0.0, spent[kinds.COPIES] - found.pageable_ms)
     rest = 1 - sum(found.lost.values())
@@ -146,11 +137,11 @@ def plot_step(of, number=None, verdict=True, ax=None, title=""):
     work = _work_of(found, step) if found.on_gpu else _operations(found, step)
     end = max([step.end, *(e.end for e in work)])
     places = sorted({e.where for e in work})
-    with report.style(grid="x"):
+    with style(grid="x"):
         ax = ax or plt.subplots(figsize=(11, 2.0 + 0.55 * len(places)))[1]
         _draw_host(ax, found, step)
         for row, where in enumerate(places, 1):
-            for name, colour in COLOURS.items():
+            for name, colour in KINDS.items():
                 mine = [e for e in work if e.where == where and kinds.kind(e.name) == name]
                 _draw(ax, row, mine, step.begin, color=colour, label=name)
         what = "GPU" if found.on_gpu else "thread"
@@ -192,10 +183,10 @@ def _draw_host(ax, found, step):
         if name in phases and r.where == found.thread and step.begin <= r.begin < step.end:
             phases[name].append(r)
     for name, events in phases.items():
-        _draw(ax, 0, events, step.begin, color=report.PALETTE[name], alpha=0.35, label=name)
+        _draw(ax, 0, events, step.begin, color=PALETTE[name], alpha=0.35, label=name)
     for label, colour, events in (
-        ("the host waits", report.PALETTE["failure"], host.synchronisations(found)),
-        ("garbage collector", report.PALETTE["model"], host.collections(found)),
+        ("the host waits", PALETTE["failure"], host.synchronisations(found)),
+        ("garbage collector", PALETTE["model"], host.collections(found)),
     ):
         events = [e for e in events if step.begin <= e.begin < step.end]
         _draw(ax, 0, events, step.begin, height=0.35, color=colour, label=label)

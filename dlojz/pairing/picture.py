@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from dlojz.figures.drawing import axes, entitle, legend
-from dlojz.figures.report import PALETTE
+from dlojz.figures.drawing import axes, legend
+from dlojz.figures.look import PALETTE, entitle
 from dlojz.pairing.differences import Pairs
 
-COLOURS = {"before": PALETTE["model"], "after": PALETTE["speed"]}
+COLOURS = {side: PALETTE[side] for side in ("before", "after")}
 
 
 def plot_pairs(found: Pairs, ax=None):

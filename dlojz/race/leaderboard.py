@@ -5,7 +5,7 @@ import difflib
 from dlojz import course, launch
 from dlojz.course import Diff
 from dlojz.figures import drawing
-from dlojz.figures.report import PALETTE
+from dlojz.figures.look import PALE, PALETTE, entitle
 from dlojz.race import ranking, results
 from dlojz.race.entering import entries
 from dlojz.race.rules import RaceError, open_race
@@ -130,7 +130,7 @@ def plot_board(race, axes=None):
             for ax, runs in zip(axes, values, strict=False):
                 ax.plot(runs, [row + 0.25] * len(runs), "o", ms=4, color=colour, alpha=0.5, mew=0)
                 ax.plot(_mean(runs), row, "D", ms=7, color=colour, mec="white")
-            axes[1].barh(row, place.floor_s or 0, 0.5, color="#DCDCE3")
+            axes[1].barh(row, place.floor_s or 0, 0.5, color=PALE)
             ends = 100 * (place.accuracy - place.half), 100 * (place.accuracy + place.half)
             axes[0].plot(ends, (row, row), color=colour, lw=4, alpha=0.45, solid_capstyle="butt")
         drawing.rows(axes[0], [place.name for place in places])
@@ -140,7 +140,7 @@ def plot_board(race, axes=None):
                 ax.axvline(most, color=BAD, ls="--", lw=1)
         for ax in axes[1:]:
             ax.set_xlim(0, 1.06 * ax.get_xlim()[1])
-        drawing.entitle(axes[0], _finding(race, places, out), _setting(race, places, out))
+        entitle(axes[0], _finding(race, places, out), _setting(race, places, out))
     return axes
 
 

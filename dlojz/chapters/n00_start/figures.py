@@ -10,7 +10,8 @@ from matplotlib.patches import FancyArrowPatch
 
 from dlojz import course
 from dlojz.course import UserError
-from dlojz.figures import drawing, report
+from dlojz.figures import drawing
+from dlojz.figures.look import DARK, GREY, PALETTE, ink, style
 from dlojz.runs.columns import PHASES
 from dlojz.runs.stats import summary
 
@@ -104,14 +105,14 @@ def plot_loop(recorded=None, trainer=None, ax=None):
         for row, line in enumerate(found):
             x = 0.125 + 0.022 * line.depth
             look = {"va": "center", "fontsize": 8.5, "family": "monospace", "parse_math": False}
-            ax.text(0.115, row, str(line.number), ha="right", color="#8A8A94", **look)
+            ax.text(0.115, row, str(line.number), ha="right", color=GREY, **look)
             ax.text(x, row, line.text, **look)
         shares = summary(recorded).shares if recorded else {}
         rows = list(enumerate(found))
         for phase, group in groupby(rows, key=lambda pair: pair[1].phase):
             numbers = [row for row, _ in group]
             _plot_phase(ax, phase, numbers[0] - 0.5, numbers[-1] + 0.5, shares.get(phase))
-        back = {"arrowstyle": "-|>", "mutation_scale": 13, "color": "#5B5B66", "lw": 1.3}
+        back = {"arrowstyle": "-|>", "mutation_scale": 13, "color": DARK, "lw": 1.3}
         bend = "bar,fraction=-0.018"
         ends = ((-0.002, len(found) - 0.6), (-0.002, -0.1))
         ax.add_patch(FancyArrowPatch(*ends, connectionstyle=bend, clip_on=False, **back))
@@ -124,13 +125,13 @@ def plot_loop(recorded=None, trainer=None, ax=None):
 
 def _plot_phase(ax, phase, top, bottom, share):
     """Draw the band of a phase with its name, and its share of a step at the right."""
-    colour = report.PALETTE[phase]
+    colour = PALETTE[phase]
     ax.barh((top + bottom) / 2, 1.0, bottom - top - 0.06, color=colour, alpha=0.1)
     ax.barh((top + bottom) / 2, 0.075, bottom - top - 0.06, color=colour)
     look = {"va": "center", "fontsize": 9, "fontweight": "bold"}
-    ax.text(0.0375, (top + bottom) / 2, phase, color="white", ha="center", **look)
+    ax.text(0.0375, (top + bottom) / 2, phase, color=ink(colour), ha="center", **look)
     if share is not None:
-        ax.text(0.99, (top + bottom) / 2, f"{share:.1%}", color=colour, ha="right", **look)
+        ax.text(0.99, (top + bottom) / 2, f"{share:.1%}", ha="right", **look)
 
 
 def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
@@ -138,7 +139,7 @@ def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
     from PIL import Image
 
     found = sorted(p for p in (Path(folder) / "train").iterdir() if p.is_dir())[:classes]
-    with report.style():
+    with style():
         if axes is None:
             size = (1.9 * len(found), 1.75 * per_class)
             _, axes = plt.subplots(per_class, len(found), figsize=size, squeeze=False)

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from dlojz.figures import drawing, report
+from dlojz.figures.look import DARK, GREY, LINE, PALETTE, SERIES, legend
 from dlojz.figures.peaks import FORMATS, Measured
 from dlojz.runs import log
 from dlojz.table import Table
@@ -21,7 +22,7 @@ from dlojz.table import Table
 COLOURS = dict(
     zip(
         ("fp64", "fp32", "tf32", "fp16", "fp8"),
-        (*report.SERIES[3:5], *report.SERIES[:3]),
+        (*SERIES[3:5], *SERIES[:3]),
         strict=True,
     )
 )
@@ -248,7 +249,7 @@ def plot_ridges(rows: Sequence, found: Sequence[Measured] = (), ax=None):
         drawing.caption(ax, f"{look}operations per byte")
         names = {f if f not in INSTEAD else f"{f}, {INSTEAD[f]}": COLOURS[f] for f in DRAWN}
         handles = {n: ax.scatter([], [], s=60, color=c, ec="white") for n, c in names.items()}
-        report.legend(ax, handles, loc="upper left", bbox_to_anchor=(1, 1), title="format")
+        legend(ax, handles, loc="upper left", bbox_to_anchor=(1, 1), title="format")
     return ax
 
 
@@ -279,7 +280,7 @@ def _places(xs):
 
 def _draw(ax, column, where):
     low, high = min(column.points.values()), max(column.points.values())
-    ax.plot([column.x, column.x], [low, high], color="#B8B8C0", lw=1, zorder=1)
+    ax.plot([column.x, column.x], [low, high], color=LINE, lw=1, zorder=1)
     for f, y in column.points.items():
         hollow = {"facecolor": "white", "edgecolor": COLOURS[f], "linewidth": 2}
         look = hollow if column.hollow else {"color": COLOURS[f], "edgecolor": "white"}
@@ -301,9 +302,9 @@ def _diagonals(ax):
     for intensity in INTENSITIES:
         slope = intensity / 1000
         ax.plot([left, right], [left * slope, right * slope],
-                color="#8A8A94", lw=0.9, ls=(0, (4, 3)), zorder=0)  # fmt: skip
+                color=GREY, lw=0.9, ls=(0, (4, 3)), zorder=0)  # fmt: skip
         x = 1.2 * max(left, low / slope)
-        text = {"va": "center", "bbox": BEHIND, "color": "#5B5B66", "zorder": 0.5}
+        text = {"va": "center", "bbox": BEHIND, "color": DARK, "zorder": 0.5}
         ax.text(x, x * slope, f"{intensity:,}", **text)
     ax.set(xlim=(left, right), ylim=(low, high))
 
@@ -313,8 +314,8 @@ def plot_latency(run, axes=None):
     found = log.read(run)
     processor = found.cases["processor"]
     with drawing.axes(axes, (11, 4), "both", shape=(1, 2)) as axes:
-        looks = (("load", "ns for a load, each after the last", report.SERIES[0]),
-                 ("read in order", "GB/s, one core, in order", report.SERIES[1]))  # fmt: skip
+        looks = (("load", "ns for a load, each after the last", SERIES[0]),
+                 ("read in order", "GB/s, one core, in order", SERIES[1]))  # fmt: skip
         for ax, (what, label, colour) in zip(axes, looks, strict=True):
             points = _by_size(found, what)
             ax.plot([x / 2**20 for x in points], points.values(), "o-", ms=4, color=colour)
@@ -328,8 +329,8 @@ def plot_latency(run, axes=None):
                 if not points or cache["bytes"] > max(points):
                     continue
                 x = cache["bytes"] / 2**20
-                ax.axvline(x, color=report.PALETTE["limit"], ls=":", lw=1.2)
-                text = {"xycoords": ("data", "axes fraction"), "va": "top", "color": "#5B5B66"}
+                ax.axvline(x, color=PALETTE["limit"], ls=":", lw=1.2)
+                text = {"xycoords": ("data", "axes fraction"), "va": "top", "color": DARK}
                 ax.annotate(f" L{cache['level']}", (x, 0.98), fontsize=9, **text)
         title = drawing.where(found)
         title = title if processor["compiled"] else f"{title}: {NO_COMPILER}"

@@ -12,7 +12,8 @@ import matplotlib.pyplot as plt
 from dlojz.chapters.n00c_cluster import seen
 from dlojz.course import course_root
 from dlojz.figures import drawing
-from dlojz.figures.report import PALETTE, SERIES, style, summary
+from dlojz.figures.look import PALETTE, SERIES, style
+from dlojz.figures.report import summary
 from dlojz.launch import sites as sites_of
 from dlojz.runs.folder import path_of
 from dlojz.table import Table

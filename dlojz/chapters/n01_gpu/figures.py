@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.figures import report
+from dlojz.figures.look import style
 from dlojz.runs import derived, log
 from dlojz.runs.columns import PHASES
 from dlojz.runs.stats import summary
@@ -16,7 +17,7 @@ def plot_clocks(run, ax=None):
     clocks = {"host: Python passed the mark": read.steps.host_ms}
     if len(read.steps.device_ms["data"]) == len(read.steps):
         clocks["device: the GPU passed it"] = read.steps.device_ms
-    with report.style(grid="x"):
+    with style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(clocks)))[1]
         for row, times in enumerate(clocks.values()):
             report.phase_bar(ax, row, {p: np.asarray(times[p])[chosen].mean() for p in PHASES})

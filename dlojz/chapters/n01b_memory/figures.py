@@ -10,7 +10,8 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
-from dlojz.figures.plans import COLOURS, PAPER
+from dlojz.figures.look import DARK, GREY, INK, LINE, MEMORY, PALETTE, legend
+from dlojz.figures.plans import PAPER
 from dlojz.figures.report import bytes_text
 from dlojz.runs import log
 from dlojz.runs.memory import PARTS
@@ -19,8 +20,6 @@ from dlojz.table import Table
 
 WITHIN = 0.08  # share of an update: a narrower phase has no name in the drawing
 LOW = 0.2  # share of the common scale: a lower panel is also drawn enlarged
-WORKSPACES = "#D55E00"
-HELD = "#C9C9D2"
 
 
 # An update, moment by moment ---------------------------------------------------------------------
@@ -44,7 +43,7 @@ def plot_update(run, axes=None):
             _name_phases(ax, case["at"], case["events"])
             _enlarge(ax, case["at"], case["events"], top)
         place = {"loc": "outside lower center", "ncols": min(6, 4 * count), "fontsize": 9}
-        report.legend(axes[0].figure, drawn, **place)
+        legend(axes[0].figure, drawn, **place)
     return axes
 
 
@@ -52,7 +51,7 @@ def _plot_moments(ax, moments, events):
     """Draw stacked areas and the allocator's line; mark the peak. Return {label: handle}."""
     x, areas, total = _plot_areas(ax, moments, events)
     held = [moment["reserved"] / 1e9 for moment in moments]
-    (line,) = ax.plot(x, held, color="#333333", lw=1.1, ls="--")
+    (line,) = ax.plot(x, held, color=INK, lw=1.1, ls="--")
     at = int(total.argmax())
     ax.plot(x[at], total[at], "v", color="black", ms=6)
     most = bytes_text(sum(moments[at]["parts"].values()))
@@ -69,7 +68,7 @@ def _plot_areas(ax, moments, events):
     x = [moment["event"] / events for moment in moments]
     there = [p for p in PARTS if any(m["parts"].get(p, 0) for m in moments) and p != "unsplit"]
     heights = np.array([[m["parts"].get(part, 0) / 1e9 for m in moments] for part in there])
-    areas = ax.stackplot(x, heights, colors=[COLOURS[part] for part in there], lw=0)
+    areas = ax.stackplot(x, heights, colors=[MEMORY[part] for part in there], lw=0)
     return x, dict(zip(there, areas, strict=True)), heights.sum(axis=0)
 
 
@@ -78,10 +77,10 @@ def _name_phases(ax, moments, events):
     for phase, run in groupby(moments, key=lambda moment: moment["phase"]):
         begin, *_, end = [moment["event"] / events for moment in run] * 2
         if begin:
-            ax.axvline(begin, color="#888890", lw=0.7)
+            ax.axvline(begin, color=GREY, lw=0.7)
         if end - begin > WITHIN:
             top = ax.get_ylim()[1]
-            look = {"ha": "center", "va": "top", "fontsize": 9, "color": "#555560"}
+            look = {"ha": "center", "va": "top", "fontsize": 9, "color": DARK}
             ax.text((begin + end) / 2, 0.985 * top, phase, **look)
 
 
@@ -115,23 +114,23 @@ def plot_held(counted, recorded: Mapping, ax=None):
             peak, held, limit = _held(run)
             low = min(tensors, peak)
             if counted is not None:
-                bar = ax.barh(row, low, 0.62, color=COLOURS["activations"])
+                bar = ax.barh(row, low, 0.62, color=MEMORY["activations"])
                 shown["tensors of the step, counted"] = bar
             name = "beyond: cuDNN's workspaces" if low else "tensors at the peak"
-            colour = WORKSPACES if low else report.PALETTE["speed"]
+            colour = MEMORY["temporaries"] if low else PALETTE["speed"]
             shown[name] = ax.barh(row, peak - low, 0.62, low, color=colour)
-            look = {"color": "white", "ec": HELD, "hatch": "////", "lw": 0.8}
+            look = {"color": "white", "ec": LINE, "hatch": "////", "lw": 0.8}
             shown["held, not in use"] = ax.barh(row, held - peak, 0.62, peak, **look)
             text = f"  {bytes_text(1e9 * peak)} of {bytes_text(1e9 * held)} held"
             ax.text(held, row, text, va="center", fontsize=9, bbox=PAPER | {"pad": 1})
         drawing.rows(ax, recorded)
         most = max(_held(run)[1] for run in recorded.values())
         if most > 0.5 * limit:
-            line = {"color": report.PALETTE["limit"], "ls": "--", "lw": 1}
+            line = {"color": PALETTE["limit"], "ls": "--", "lw": 1}
             shown["the GPU's memory"] = ax.axvline(limit, **line)
         where = drawing.where(next(iter(recorded.values())))
         ax.set(xlabel=f"memory (GB); {where}", xlim=(0, 1.3 * most))
-        report.legend(ax.figure, shown, loc="outside upper center", ncols=4, fontsize=9)
+        legend(ax.figure, shown, loc="outside upper center", ncols=4, fontsize=9)
     return ax
 
 
@@ -173,12 +172,12 @@ def plot_snapshot(run, ax=None):
     allocated, reserved = np.array([case["allocated"], case["reserved"]]) / 1e9
     x, s = np.linspace(0, case["entries"], len(allocated)), summary(run)
     with drawing.axes(ax, (9, 3.4)) as ax:
-        area = ax.fill_between(x, allocated, color=report.PALETTE["speed"], lw=0)
-        (line,) = ax.plot(x, reserved, color="#333333", lw=1.1, ls="--")
+        area = ax.fill_between(x, allocated, color=PALETTE["speed"], lw=0)
+        (line,) = ax.plot(x, reserved, color=INK, lw=1.1, ls="--")
         sizes = f"{s.model}, {s.image_size} px, batch {s.batch_size}"
         where = how if how == "counted" else report.hardware_text(s)
         ax.set_title(f"{sizes}: {where}", fontsize=10, fontweight="normal")
         ax.set(xlabel="entries of the snapshot", ylabel="memory (GB)", ylim=(0, None))
         ax.margins(x=0)
-        report.legend(ax, {"tensors": area, "held": line}, loc="upper left", ncols=2)
+        legend(ax, {"tensors": area, "held": line}, loc="upper left", ncols=2)
     return ax

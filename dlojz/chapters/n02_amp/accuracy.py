@@ -7,8 +7,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.transforms import blended_transform_factory
 
+from dlojz.figures.look import PALETTE, SERIES, style
 from dlojz.figures.paired import BETTER, WORSE, rows, words
-from dlojz.figures.report import PALETTE, SERIES, hardware_text, style
+from dlojz.figures.report import hardware_text
 from dlojz.runs.stats import summary
 from dlojz.table import QUIET
 

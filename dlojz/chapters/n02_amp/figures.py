@@ -14,7 +14,8 @@ from matplotlib.ticker import PercentFormatter
 
 from dlojz.course import UserError
 from dlojz.figures import batch_sweep, drawing
-from dlojz.figures.report import PALETTE, SERIES, disturbed_text, hardware_text, measured
+from dlojz.figures.look import OWN, PALE, PALETTE, SERIES
+from dlojz.figures.report import disturbed_text, hardware_text, measured
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 from dlojz.table import Table
@@ -128,16 +129,13 @@ def dtypes(run) -> Table:
     return Table(("what", "in", "out, or kept in"), rows, "<<<")
 
 
-COLOURS = {"fp32": PALETTE["model"], "tf32": SERIES[4], "bf16": SERIES[2], "fp16": SERIES[0]}
-
-
 # Formats ----------------------------------------------------------------------------
 
 
 def plot_formats(ax=None):
     """Draw the bits of each format, with its range and its precision."""
     parts = {"sign": PALETTE["limit"], "exponent: the range": SERIES[1]}
-    parts |= {"mantissa: the steps": SERIES[5], "not used": "#E3E3E8"}
+    parts |= {"mantissa: the steps": SERIES[5], "not used": PALE}
     with drawing.axes(ax, (9, 2.6), "x") as ax:
         for row, f in enumerate(FORMATS.values()):
             used = 1 + f.exponent_bits + f.mantissa_bits
@@ -179,8 +177,8 @@ def plot_underflow(run, scale_exponent: int = 16, axes=None):
 
 def _plot_ranges(ax):
     for row, (name, f) in enumerate(FORMATS.items()):
-        ax.barh(row, f.normal - f.subnormal, 0.6, f.subnormal, color=COLOURS[name], alpha=0.35)
-        ax.barh(row, f.largest_exponent + 1 - f.normal, 0.6, f.normal, color=COLOURS[name])
+        ax.barh(row, f.normal - f.subnormal, 0.6, f.subnormal, color=OWN[name], alpha=0.35)
+        ax.barh(row, f.largest_exponent + 1 - f.normal, 0.6, f.normal, color=OWN[name])
     drawing.rows(ax, FORMATS)
     ticks = range(-48, 41, 8)
     ax.set_xticks(ticks, [f"$2^{{{t}}}$" for t in ticks])
@@ -194,8 +192,8 @@ def plot_scale(run, ax=None):
     lost = skipped(scales)
     with drawing.axes(ax, (9, 3)) as ax:
         used = np.log2(scales[:-1])  # the last one is the next step's
-        ax.step(range(len(used)), used, where="mid", color=COLOURS["fp16"])
-        ax.plot(range(len(used)), used, ".", color=COLOURS["fp16"], label="taken")
+        ax.step(range(len(used)), used, where="mid", color=OWN["fp16"])
+        ax.plot(range(len(used)), used, ".", color=OWN["fp16"], label="taken")
         label = "skipped: a gradient was infinite"
         ax.plot(lost, used[lost], "X", color=PALETTE["failure"], label=label)
         ax.set(xlabel=f"step; {drawing.where(run)}", ylabel="loss scale (power of two)")
@@ -247,7 +245,7 @@ def _plot_lines(run, unit, ax):
     """Draw one line for each name, in the colour of its format."""
     measures = {m.name: m for m in run.measures}
     for name, (xs, values) in points(run, unit).items():
-        colour = COLOURS[measures[name].what]
+        colour = OWN[measures[name].what]
         mark = "o--" if measures[name].variant == "refused" else "o-"
         shown = np.where(np.array(values) > 0, values, np.nan)  # zero has no logarithm
         ax.plot(np.array(xs, float), shown, mark, ms=3, color=colour, label=name)
@@ -290,7 +288,7 @@ def plot_updates(formats_run, gradients_run, axes=None):
         axes[0].lines[0].set_linewidth(5)  # wide, so that lines on top of it do not hide it
         for i, (name, (rates, values)) in enumerate(shares.items()):
             at = np.arange(len(rates)) + 0.27 * (i - 1)
-            bars = axes[1].bar(at, values, 0.25, color=COLOURS[name], label=name)
+            bars = axes[1].bar(at, values, 0.25, color=OWN[name], label=name)
             axes[1].bar_label(bars, [f"{v:.0%}" for v in values], fontsize=8)
         axes[1].set_xticks(range(len(rates)), rates)
         axes[1].set(xlabel="learning rate", ylabel="weights left unchanged")
@@ -366,7 +364,7 @@ def plot_precisions(runs: Sequence, axes=None):
                 chosen = [s for s in found if s.arguments["precision"] == name and getattr(s, of)]
                 at = [models.index(s.model) + 0.21 * (i - 1.5) for s in chosen]
                 values = [getattr(s, of) for s in chosen]
-                bars = ax.bar(at, values, 0.2, color=COLOURS[name], label=name)
+                bars = ax.bar(at, values, 0.2, color=OWN[name], label=name)
                 short = [f"{v:,.0f}" if v >= 100 else f"{v:.2g}" for v in values]
                 ax.bar_label(bars, short, fontsize=7, rotation=90, padding=2)
             ax.set_xticks(range(len(models)), models)

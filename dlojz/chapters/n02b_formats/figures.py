@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from dlojz.figures import drawing, report
+from dlojz.figures.look import PALETTE
 from dlojz.runs import log
 from dlojz.table import Table
 from dlojz.traces import kinds
 
 WIDTH = 58  # characters of a kernel's name
-OTHER, EIGHTS = (report.PALETTE[name] for name in ("limit", "speed"))
+OTHER, EIGHTS = (PALETTE[name] for name in ("limit", "speed"))
 
 
 def plot_multiples(run, axes=None):

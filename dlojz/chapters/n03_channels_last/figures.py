@@ -10,13 +10,14 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
+from dlojz.figures.look import BLUE, GREEN, KINDS, PALETTE, VERMILLION
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 from dlojz.traces import kinds
 
-CHANNELS = ("#D55E00", "#009E73", "#0072B2")  # red, green and blue, as in an image
-NCHW, NHWC, WORSE = (report.PALETTE[name] for name in ("limit", "speed", "failure"))
+CHANNELS = (VERMILLION, GREEN, BLUE)  # red, green and blue, as in an image
+NCHW, NHWC, WORSE = (PALETTE[name] for name in ("before", "after", "failure"))
 
 # The kinds affected by a layout, with their names in the figures; all others are the rest.
 NAMES = {
@@ -26,10 +27,8 @@ NAMES = {
 }
 REST = "the rest"
 COLOURS = {
-    "change of layout": report.PALETTE["data"],
-    "batch normalization": report.PALETTE["forward"],
-    "convolution": report.PALETTE["backward"],
-    REST: report.PALETTE["limit"],
+    **{name: KINDS[kind] for kind, name in NAMES.items()},
+    REST: KINDS[kinds.REST],
 }
 
 

@@ -6,11 +6,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.figures import report
-from dlojz.figures.timeline import COLOURS
+from dlojz.figures.look import KINDS, PALETTE, style
 from dlojz.runs import log, stats
 from dlojz.table import Table
 
-ROOF_COLOURS = (*list(COLOURS.values())[:5], report.PALETTE["limit"])  # the last for the others
+ROOF_COLOURS = (*list(KINDS.values())[:5], PALETTE["limit"])  # the last for the others
 COUNTED = ("operations", "kernels", "reads")  # per call, as dlojz.watch.evidence counts them
 
 
@@ -68,7 +68,7 @@ def plot_roofline(run, ax=None):
     best = {m.what: m.value for m in found.measures}
     layers = found.cases["layers"]["layers"]
     memory, matrix = best["memory"] * 1e9, best["matrix product"] * 1e12
-    with report.style(grid="both"):
+    with style(grid="both"):
         ax = ax or plt.subplots(figsize=(9, 4.2))[1]
         x = np.geomspace(0.03, 3000, 200)
         ax.plot(x, np.minimum(memory * x, matrix) / 1e9, color="black", label="what is possible")

@@ -18,8 +18,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from dlojz.course import course_root
-from dlojz.figures import report
-from dlojz.figures.timeline import COLOURS
+from dlojz.figures.look import KINDS, style
 from dlojz.table import Table
 from dlojz.traces import kinds
 
@@ -140,7 +139,7 @@ def plot_kernels(path=None, ax=None):
     path: ncu's log; None: the recorded one.
     """
     found = read(path or recorded())
-    with report.style(grid="both"):
+    with style(grid="both"):
         ax = ax or plt.subplots(figsize=(9, 5))[1]
         for kind, mine in _by_kind(found):
             share = sum(k.us for k in mine) / found.us
@@ -148,7 +147,7 @@ def plot_kernels(path=None, ax=None):
                 [k.tensor for k in mine],
                 [k.memory for k in mine],
                 s=[10 + 6000 * k.us / found.us for k in mine],
-                **{"color": COLOURS[kind], "alpha": 0.65, "lw": 0.5, "ec": "white"},
+                **{"color": KINDS[kind], "alpha": 0.65, "lw": 0.5, "ec": "white"},
                 label=f"{kind}: {share:.1%}",
             )
         for kernel in (k for k in found.all if k.us > LONG * found.us):

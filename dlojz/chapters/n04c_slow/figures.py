@@ -5,7 +5,8 @@ from collections import Counter
 from typing import NamedTuple
 
 from dlojz.chapters.n04c_slow import cases as slow
-from dlojz.figures import drawing, report
+from dlojz.figures import drawing
+from dlojz.figures.look import PALETTE
 from dlojz.runs import log
 from dlojz.table import Table
 from dlojz.traces.trace import open_trace
@@ -78,7 +79,7 @@ def plot_costs(job, ax=None):
     rungs = ladder(job)
     with drawing.axes(ax, (9, 3.8), "x") as ax:
         for row, rung in enumerate(rungs):
-            ax.barh(row, rung.ms, 0.65, color=report.PALETTE["forward"])
+            ax.barh(row, rung.ms, 0.65, color=PALETTE["forward"])
             alone = f"; alone {rung.alone:.2f} times the clean program" if rung.alone else ""
             ax.text(rung.ms, row, f"  {rung.ms:.0f} ms{alone}", va="center", fontsize=9)
         drawing.rows(ax, [rung.what for rung in rungs])

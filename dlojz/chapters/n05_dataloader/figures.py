@@ -14,7 +14,8 @@ from matplotlib.ticker import PercentFormatter
 from dlojz.chapters.n05_dataloader.search import workers_text
 from dlojz.course import UserError
 from dlojz.figures import drawing
-from dlojz.figures.report import PALETTE, SERIES, bytes_text, legend
+from dlojz.figures.look import PALETTE, SERIES, legend
+from dlojz.figures.report import bytes_text
 from dlojz.runs import log, outcome, stats
 from dlojz.runs.stats import summary
 from dlojz.table import Table

@@ -5,7 +5,8 @@ from textwrap import fill
 
 from dlojz.course import UserError, progress
 from dlojz.figures import drawing
-from dlojz.figures.report import PALETTE, bytes_text, duration_text
+from dlojz.figures.look import PALETTE
+from dlojz.figures.report import bytes_text, duration_text
 from dlojz.runs import derived, log, stats
 from dlojz.table import Table
 

@@ -9,10 +9,9 @@ from scipy.optimize import nnls
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
+from dlojz.figures.look import COLLECTIVES, PALE, PALETTE, SERIES, legend
 from dlojz.runs import log, stats
 from dlojz.table import Table
-
-PALETTE, SERIES = report.PALETTE, report.SERIES
 
 
 def _ranks(run) -> list[log.Run]:
@@ -246,7 +245,7 @@ def plot_losses(runs, labels, axes=None):
         axes[1].set_ylabel(f"relative distance from {labels[0]}", parse_math=False)
         for ax, named in zip(axes, (drawn, away), strict=True):
             ax.xaxis.get_major_locator().set_params(integer=True)
-            report.legend(ax, named, fontsize=9)
+            legend(ax, named, fontsize=9)
     return axes
 
 
@@ -374,7 +373,7 @@ def _title(runs):
 
 def _plot_rank(ax, rank, run):
     begin, end = run.last.backward_ms
-    ax.barh(rank, end - begin, 0.8, color="#E3E3E8", label="backward")
+    ax.barh(rank, end - begin, 0.8, color=PALE, label="backward")
     for c in run.last.collectives:
         look = {"color": _colour(c), "alpha": 0.85, "label": c["op"]}
         left = c["begin_ms"] - begin
@@ -392,4 +391,4 @@ def _plot_bytes(ax, rank, run):
 
 
 def _colour(collective):
-    return report.COLLECTIVES.get(collective["op"], PALETTE["limit"])
+    return COLLECTIVES.get(collective["op"], PALETTE["limit"])

@@ -10,7 +10,8 @@ import numpy as np
 from dlojz import course
 from dlojz.course import UserError
 from dlojz.figures import drawing, paired
-from dlojz.figures.report import PALETTE, SERIES, hardware_text
+from dlojz.figures.look import PALETTE, SERIES
+from dlojz.figures.report import hardware_text
 from dlojz.runs.stats import interval, summary
 from dlojz.table import Table
 

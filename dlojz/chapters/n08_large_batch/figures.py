@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, paired
-from dlojz.figures.drawing import entitle
+from dlojz.figures.look import PALETTE, SERIES, entitle
 from dlojz.figures.paired import BETTER, WORSE
-from dlojz.figures.report import PALETTE, SERIES, measured
+from dlojz.figures.report import measured
 from dlojz.runs.stats import half_width, summary
 from dlojz.table import Table
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from dlojz.figures import drawing
-from dlojz.figures.report import PALETTE, SERIES
+from dlojz.figures.look import PALETTE, SERIES
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 UNKNOWN = PALETTE["limit"]  # colour of a batch that its source does not name

@@ -6,7 +6,7 @@ from functools import partial
 from dlojz.chapters.n08_large_batch import figures
 from dlojz.course import UserError
 from dlojz.figures import drawing
-from dlojz.figures.report import PALETTE, SERIES
+from dlojz.figures.look import PALETTE, SERIES
 from dlojz.runs import log
 
 lengths_of = partial(drawing.of_experiment, field="ratios", experiment="experiments/layers.py")

@@ -8,13 +8,12 @@ from dlojz.chapters.n08_large_batch.figures import (
     MARKS,
     Mean,
     Setting,
-    entitle,
     settings,
     task_of,
     trained,
 )
 from dlojz.figures import drawing
-from dlojz.figures.report import PALETTE, SERIES
+from dlojz.figures.look import PALETTE, SERIES, entitle
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 

@@ -5,9 +5,9 @@ from functools import partial
 
 import numpy as np
 
-from dlojz.chapters.n08_large_batch.figures import by_optimizer, entitle
+from dlojz.chapters.n08_large_batch.figures import by_optimizer
 from dlojz.figures import drawing
-from dlojz.figures.report import SERIES
+from dlojz.figures.look import SERIES, entitle
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 

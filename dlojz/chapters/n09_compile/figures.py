@@ -15,11 +15,12 @@ from dlojz.chapters.n09_compile import breakeven
 from dlojz.chapters.n09_compile.breakeven import BreakEven
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
+from dlojz.figures.look import PALETTE, entitle, legend
 from dlojz.runs.stats import summary
 from dlojz.table import QUIET_INK, Table
 
-EAGER, COMPILED, WORSE = (report.PALETTE[name] for name in ("limit", "speed", "failure"))
-COMPILING = report.PALETTE["transfer"]
+EAGER, COMPILED, WORSE = (PALETTE[name] for name in ("before", "after", "failure"))
+COMPILING = PALETTE["transfer"]
 WAYS = ("eager", "whole model")  # of experiments/compile_time.py
 RATIO = "x: how many times as fast it is compiled (the median of calls in turn)"
 # The marks around a kernel in Inductor's source, in C++ and in Triton.
@@ -48,7 +49,7 @@ def plot_pointwise(run, axes=None):
             title = f"{elements:,} elements, {report.bytes_text(4 * elements)}"
             ax.set_title(title, fontsize=10)
         handles = drawing.swatches({"eager": EAGER, "compiled": COMPILED})
-        report.legend(axes[0], handles, loc="upper left")
+        legend(axes[0], handles, loc="upper left")
         drawing.heading(axes, f"{drawing.where(run)}\n{RATIO}")
     return axes
 
@@ -319,7 +320,7 @@ def plot_break_even(run, ax=None):
         ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         drawing.legend(ax, 3)
         setting = f"{report.experiment_text(run)}. Shaded: the interval of the gain"
-        drawing.entitle(ax, _pays(whole.break_even(whole.cold_s)), setting)
+        entitle(ax, _pays(whole.break_even(whole.cold_s)), setting)
     return ax
 
 

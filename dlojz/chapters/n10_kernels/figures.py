@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
-from dlojz.figures.report import PALETTE, SERIES
+from dlojz.figures.look import PALETTE, SERIES, entitle
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 from dlojz.table import Table
@@ -117,7 +117,7 @@ def plot_intensity(run, ax=None):
         ax.axvline(bend, color=PALETTE["limit"], ls="--", lw=1)
         _name(ax, points)
         drawing.legend(ax, 4)
-        drawing.entitle(ax, _limited(cases, bend), setting(run))
+        entitle(ax, _limited(cases, bend), setting(run))
     return ax
 
 
@@ -237,7 +237,7 @@ def plot_softmax(run, ax=None):
                 draw_line(ax, [c["columns"] for c in mine], [rate(c) for c in mine], colour, way)
         _copy(ax, best)
         _by_size(ax, _lengths(run), "numbers of a row")
-        drawing.entitle(ax, _fastest(run, best), setting(run))
+        entitle(ax, _fastest(run, best), setting(run))
     return ax
 
 
@@ -296,7 +296,7 @@ def plot_path(run, axes=None):
         saved = f"{case['moved'] / case['least']:.1f} times fewer bytes"
         title = f"Fused, the same operations need {saved}: long rows gain less by it"
         note = f"arrows: {', then '.join(way for way in PATH if way in timed)}"
-        drawing.entitle(axes[0], title, f"float32; {note}; {drawing.where(run)}")
+        entitle(axes[0], title, f"float32; {note}; {drawing.where(run)}")
     return axes
 
 
@@ -350,7 +350,7 @@ def plot_counters(run, axes=None):
         most = {case["way"]: (case["read"] + case["written"]) / case["once"] / 2 for case in mine}
         title = f"Rows of {columns:,}: Triton's kernel moves {most['Triton']:.1f} times the bytes "
         title += f"that must, the online one {most['online']:.1f} times"
-        drawing.entitle(axes[0], title, f"float32, counted by the GPU, {drawing.where(run)}")
+        entitle(axes[0], title, f"float32, counted by the GPU, {drawing.where(run)}")
     return axes
 
 
@@ -420,7 +420,7 @@ def plot_normalize(run, ax=None):
         _by_size(ax, list(dict.fromkeys(case["batch"] for case in cases)), "images", 3)
         ax.set_ylim(0, 1.04 * ax.get_ylim()[1])
         side = summary(run).arguments["image_size"]
-        drawing.entitle(ax, _gained(cases, gains), f"{side} px, bytes to bf16; {setting(run)}")
+        entitle(ax, _gained(cases, gains), f"{side} px, bytes to bf16; {setting(run)}")
     return ax
 
 

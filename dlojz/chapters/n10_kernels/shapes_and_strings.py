@@ -7,7 +7,7 @@ import numpy as np
 
 from dlojz.chapters.n10_kernels.figures import draw_line, rate, setting
 from dlojz.figures import drawing, report
-from dlojz.figures.report import SERIES
+from dlojz.figures.look import SERIES, entitle
 from dlojz.table import Table
 
 shapes_of = partial(drawing.of_experiment, field="shape", experiment="experiments/shapes.py")
@@ -64,7 +64,7 @@ def plot_shapes(run, axes=None):
         ends = [spans[1] - spans[0], spans[2] - spans[1]]
         right.bar(names, spans[1], 0.6, yerr=ends, capsize=3, color=SERIES[0])
         right.set(xlabel="layers of channels, as many operations in all", ylabel="ms")
-        drawing.entitle(right, _widths(dense, depthwise, chains), setting(run))
+        entitle(right, _widths(dense, depthwise, chains), setting(run))
     return axes
 
 

@@ -7,13 +7,12 @@ import numpy as np
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from dlojz.figures import drawing, report
-from dlojz.figures.report import PALETTE, SERIES
+from dlojz.figures.look import FORMATS, PALETTE, SERIES, entitle
 from dlojz.runs import log
 from dlojz.table import Table
 
 WIDE = ("bf16", "fp32")  # on a GPU, on a processor
-COLOURS = {"bf16": SERIES[0], "fp32": SERIES[0], "int8": SERIES[1], "int4": SERIES[2]}
-COLOURS["torchao int8"] = SERIES[3]
+COLOURS = {**FORMATS, "torchao int8": SERIES[3]}
 SHARED = dict(zip(("tensor", "row", "32 numbers"), SERIES, strict=False))
 CASTS = dict(zip(("current", "delayed", "row"), SERIES[1:], strict=False))
 BYTES = {"bf16": 2, "fp32": 4, "int8": 1, "int4": 0.5}
@@ -75,7 +74,7 @@ def plot_weights(run, ax=None):
         ax.set_ylabel("billions of weights per second")
         ax.set_xticks(widths, [f"{width:,}" for width in widths])
         drawing.legend(ax, 4)
-        drawing.entitle(ax, _fewer(cases, widths[-1]), _setting(run))
+        entitle(ax, _fewer(cases, widths[-1]), _setting(run))
     return ax
 
 
@@ -155,7 +154,7 @@ def plot_batches(run, ax=None):
         ax.set(xlabel="rows", ylabel=f"times as fast as {kind}", ylim=(0, None))
         drawing.legend(ax, 3)
         title = _until(cases, wide, batches, times[kind] / times["int8"])
-        drawing.entitle(ax, title, f"{width:,} x {width:,} weights; {_setting(run)}")
+        entitle(ax, title, f"{width:,} x {width:,} weights; {_setting(run)}")
     return ax
 
 
@@ -195,7 +194,7 @@ def plot_bits(run, axes=None):
             ax.invert_xaxis()
         drawing.legend(axes[0], 2)
         seeds = f"seeds: {len(before)}, a bar spans them; {drawing.where(run)}"
-        drawing.entitle(axes[0], _kept(cases, before), seeds)
+        entitle(axes[0], _kept(cases, before), seeds)
     return axes
 
 
@@ -269,7 +268,7 @@ def plot_delayed(run, axes=None):
             ax.set_xlabel(f"step ({tensor}, {kind})")
         axes[0].set(ylabel="error of the worst layer (%)", ylim=(0, None))
         drawing.legend(axes[0], 3)
-        drawing.entitle(axes[0], _late(cases), f"history of 16 steps; {drawing.where(run)}")
+        entitle(axes[0], _late(cases), f"history of 16 steps; {drawing.where(run)}")
     return axes
 
 
@@ -341,7 +340,7 @@ def plot_break_even(run, axes=None):
         right.set(xscale="log", ylim=(0, None))
         drawing.legend(left, 4)
         drawing.legend(right, 3)
-        drawing.entitle(left, _even(cases, speeds), f"dotted: predicted; {drawing.where(run)}")
+        entitle(left, _even(cases, speeds), f"dotted: predicted; {drawing.where(run)}")
     return axes
 
 

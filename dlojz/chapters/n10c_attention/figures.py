@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from dlojz.figures import drawing, report
-from dlojz.figures.report import PALETTE, SERIES
+from dlojz.figures.look import PALE, PALETTE, SERIES, entitle
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
@@ -78,7 +78,7 @@ def plot_attention(run, axes=None):
         axes[1].yaxis.set_major_formatter(FuncFormatter(lambda x, _: report.bytes_text(x)))
         axes[1].yaxis.set_minor_formatter(NullFormatter())
         drawing.legend(axes[0], 3)
-        drawing.entitle(axes[0], _saved(cases, which), _setting(run))
+        entitle(axes[0], _saved(cases, which), _setting(run))
     return axes
 
 
@@ -156,7 +156,7 @@ def plot_layouts(run, axes=None):
     with drawing.axes(axes, (11, 3.4), "x", **look) as axes:
         for ax, (name, case) in zip(axes, cases.items(), strict=True):
             for y, row in enumerate(case["picture"]):
-                ax.barh(y, case["width"], 0.9, color="#DDDDE2")
+                ax.barh(y, case["width"], 0.9, color=PALE)
                 for n, (left, length) in enumerate(zip(np.cumsum([0, *row]), row, strict=False)):
                     ax.barh(y, length, 0.9, left, color=SERIES[0] if n % 2 == 0 else SERIES[5])
             ax.set(xlabel="words of a row", xlim=(0, summary(run).arguments["longest"]), yticks=[])
@@ -165,7 +165,7 @@ def plot_layouts(run, axes=None):
         first, last = (f(c["words"] / c["places"] for c in cases.values()) for f in (min, max))
         title = f"{first:.0%} to {last:.0%} of what is computed are words: the layout decides"
         setting = f"a batch of each, and the share of words in all batches; {drawing.where(run)}"
-        drawing.entitle(axes[0], title, setting)
+        entitle(axes[0], title, setting)
     return axes
 
 
@@ -187,7 +187,7 @@ def plot_sequences(run, axes=None):
         speeds = {c["layout"]: c["words"] / statistics.median(c["ms"]) for c in cases}
         first, best = cases[0]["layout"], max(speeds, key=speeds.get)
         title = f"{best}: {speeds[best] / speeds[first]:.2g} times the words per second of {first}"
-        drawing.entitle(axes[0], title, _setting(run))
+        entitle(axes[0], title, _setting(run))
     return axes
 
 
@@ -219,7 +219,7 @@ def plot_products(run, axes=None):
             ax.set_xlabel("ms, both passes")
             drawing.caption(ax, _named(name))
         told = f"the fastest is blue; {_setting(run)}"
-        drawing.entitle(np.ravel(axes)[0], _largest(groups), told)
+        entitle(np.ravel(axes)[0], _largest(groups), told)
     return axes
 
 
@@ -280,7 +280,7 @@ def plot_families(run, ax=None):
         low, high = min(costs, key=costs.get), max(costs, key=costs.get)
         epochs, factor = last[high][0]["epochs"], costs[high] / costs[low]
         title = f"{epochs} epochs of {high} cost {factor:.2g} times the {PRICES[price]} of {low}"
-        drawing.entitle(ax, title, _setting(run).replace("rounds", "seeds"))
+        entitle(ax, title, _setting(run).replace("rounds", "seeds"))
     return ax
 
 

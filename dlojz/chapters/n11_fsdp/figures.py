@@ -11,6 +11,7 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, plans, report
+from dlojz.figures.look import PALETTE, SERIES, legend, style
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
 from dlojz.table import Table
@@ -98,7 +99,7 @@ def sent(run) -> dict[str, tuple[float, float]]:
 def plot_sent(run, ax=None):
     """Draw the bytes that a node sends in a step of each way: inside, and to another node."""
     found, left = sent(run), 0
-    looks = {"inside the node": plans.COLOURS["parameters"], "to another node": "#D55E00"}
+    looks = {"inside the node": SERIES[0], "to another node": SERIES[1]}
     with drawing.axes(ax, (9, 1.2 + 0.5 * len(found)), "x") as ax:
         for (what, colour), sizes in zip(looks.items(), np.array([*found.values()]).T, strict=True):
             bars = ax.barh([*found], sizes / 1e6, 0.6, left, color=colour, label=what)
@@ -176,7 +177,7 @@ def plot_trained(jobs, labels, ax=None):
 
 
 def _plot_held(found, run, ax):
-    with report.style(grid="x"):
+    with style(grid="x"):
         ax = plans.plot(found, ax=ax, each="process")
         activations = any("activations" in peak.parts for peak in found.values())
         rest = "activations: all the rest of the peak" if activations else "without activations"
@@ -213,7 +214,7 @@ def padding(run) -> Table:
 
 def plot_padding(run, ax=None):
     """Draw the root's gathered bytes against the number of GPUs, by placement."""
-    found, looks = padded(run), zip(report.SERIES[1::-1], ("o-", "s--"), strict=True)
+    found, looks = padded(run), zip(SERIES[1::-1], ("o-", "s--"), strict=True)
     with drawing.axes(ax, (7.5, 3.6), "both") as ax:
         for (placement, sizes), (colour, line) in zip(found.items(), looks, strict=False):
             heights = [size / 1e6 for size in sizes.values()]
@@ -268,22 +269,22 @@ def plot_recompute(run, axes=None):
     with drawing.axes(axes, (11, 1.4 + 0.5 * len(cases)), "x", shape=(1, 2), sharey=True) as axes:
         keeps, costs = axes
         kept = [case["kept_bytes"] / 1e6 for case in cases.values()]
-        bars = keeps.barh(range(len(cases)), kept, 0.6, color=plans.COLOURS["activations"])
+        bars = keeps.barh(range(len(cases)), kept, 0.6, color=PALETTE["activations"])
         keeps.bar_label(bars, [report.bytes_text(1e6 * v) for v in kept], padding=4)
         keeps.set(xlabel="kept for the backward pass (MB)", xlim=(0, 1.2 * max(kept)))
         drawn = {}
         looks = {"operations": (-0.18, "forward", "black"), "time": (0.18, "backward", "white")}
         for what, (shift, colour, ink) in looks.items():
             at, values = np.arange(len(cases)) + shift, [f[what] for f in found.values()]
-            drawn[what] = costs.barh(at, values, 0.34, color=report.PALETTE[colour])
+            drawn[what] = costs.barh(at, values, 0.34, color=PALETTE[colour])
             text = {"label_type": "center", "fontsize": 9, "color": ink}  # away from the line
             costs.bar_label(drawn[what], [f"x {v:.2f}" for v in values], **text)
         costs.set_xlim(0, 1.1 * max([*values, 4 / 3]))
         costs.set_xlabel(f"a step's operations and time, relative to “{next(iter(cases))}”")
-        drawn["4/3"] = costs.axvline(4 / 3, color=report.PALETTE["limit"], ls="--", zorder=0)
+        drawn["4/3"] = costs.axvline(4 / 3, color=PALETTE["limit"], ls="--", zorder=0)
         drawing.rows(keeps, cases)
         drawing.caption(keeps, drawing.where(run))
-        report.legend(costs, drawn, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+        legend(costs, drawn, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return axes
 
 
@@ -342,7 +343,7 @@ def plot_fits(run, cards: Mapping[str, float] = CARDS, ax=None):
     found = predicted(run)
     for name in [name for name in found if name.endswith("DDP")][:-1]:
         del found[name]
-    with report.style(grid="x"):
+    with style(grid="x"):
         ax = plans.plot(found, ax=ax)
         most = max([peak.bytes for peak in found.values()] + [*cards.values()])
         ax.set_xlim(0, 1.15 * most / 1e9)

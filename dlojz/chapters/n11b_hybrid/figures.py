@@ -7,11 +7,12 @@ from dlojz import runs
 from dlojz.chapters.n11b_hybrid import flops
 from dlojz.course import UserError
 from dlojz.figures import drawing, peaks, plans, report
+from dlojz.figures.look import PALETTE
 from dlojz.runs import log
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import Table
 
-AGAIN = "#A9CCE3"  # pale: not the model's own operations
+AGAIN = PALETTE["again"]  # pale: not the model's own operations
 
 
 def cases(run) -> list[tuple[Summary, dict]]:
@@ -109,7 +110,7 @@ def plot_shares(run, product=None, ax=None):
 def _plot_used(pairs, ax):
     """Draw the bars of `plot_shares`."""
     own, again = [u.tflops for _, u in pairs], [u.again_tflops for _, u in pairs]
-    names, blue = [run_name(s) for s, _ in pairs], report.PALETTE["backward"]
+    names, blue = [run_name(s) for s, _ in pairs], PALETTE["backward"]
     known = any(u.mfu for _, u in pairs)
     words = "needed by the model" + ", with its share of what is sold: MFU" * known
     ax.barh(names, own, 0.6, color=blue, label=words)

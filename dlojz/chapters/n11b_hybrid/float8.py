@@ -7,12 +7,11 @@ from collections import defaultdict
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
+from dlojz.figures.look import SERIES
 from dlojz.table import Table
 
 BF16 = "bf16"
-COLOURS = dict(
-    zip((BF16, "tensorwise", "rowwise", "rowwise_with_gw_hp"), report.SERIES, strict=False)
-)
+COLOURS = dict(zip((BF16, "tensorwise", "rowwise", "rowwise_with_gw_hp"), SERIES, strict=False))
 
 
 def _cases(run, field) -> list[dict]:

@@ -8,20 +8,12 @@ from collections import defaultdict
 import numpy as np
 
 from dlojz.chapters.n12_model_parallel import giants
-from dlojz.figures import drawing, report
+from dlojz.figures import drawing
+from dlojz.figures.look import PALETTE, PLANS, entitle
 from dlojz.figures.report import bytes_text
 from dlojz.table import Table
 
 NOTHING = "nothing fits"
-COLOURS = {
-    "one GPU": "#DDDDE2",
-    "DDP": "#A6D5EF",
-    "FSDP": "#5FA8D3",
-    "tensors": "#F2C063",
-    "stages": "#86C8A8",
-    "tensors and stages": "#E39A6B",
-    NOTHING: "#F7F7F9",
-}
 NAMES = {"llama_70b": "Llama 3 70B", "bloom": "BLOOM 176B"}
 DIVIDED = ("tensors", "stages", "tensors and stages")
 AS_FAST = 0.95  # of the fastest plan's speed: no prediction is nearer
@@ -65,7 +57,7 @@ def cells(run) -> dict[str, dict[tuple[str, int], dict]]:
 
 
 def kind(cell) -> str:
-    """Return the kind of a cell's plan, a name of COLOURS."""
+    """Return the kind of a cell's plan, a name of PLANS."""
     if not (plan := cell["plan"]):
         return NOTHING
     tensor, stages = plan["tensor"] > 1, plan["stages"] > 1
@@ -143,20 +135,20 @@ def plot_map(run, axes=None):
             drawing.caption(ax, f"between nodes: {network}")
         ax.set_xlabel("GPUs")
         shown = {kind(cell) for of in found.values() for cell in of.values()}
-        named = {name: colour for name, colour in COLOURS.items() if name in shown - {NOTHING}}
+        named = {name: colour for name, colour in PLANS.items() if name in shown - {NOTHING}}
         drawing.legend(
             ax, len(named), (0, -0.75 / len(models)), drawing.swatches(named), loc="upper left"
         )
-        drawing.entitle(ax, finding(found), note())
+        entitle(ax, finding(found), note())
     return axes
 
 
 def _draw(ax, x, y, cell):
     """Draw a cell: its colour, its plan and its MFU."""
     look = {"ha": "center", "va": "center"}
-    ax.barh(y, 0.96, 0.92, x - 0.48, color=COLOURS[kind(cell)])
+    ax.barh(y, 0.96, 0.92, x - 0.48, color=PLANS[kind(cell)])
     if not cell["plan"]:
-        ax.text(x, y, NOTHING, fontsize=8, color=report.PALETTE["model"], **look)
+        ax.text(x, y, NOTHING, fontsize=8, color=PALETTE["model"], **look)
         return
     plan = " x ".join(words(cell["plan"])) or "whole"
     more = " ↻" * (cell["plan"]["checkpointing"] == "blocks")

@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from dlojz.figures import drawing, plans, report
-from dlojz.figures.report import PALETTE, SERIES, bytes_text
+from dlojz.figures.look import COLLECTIVES, MEMORY, PALETTE, SERIES, entitle
+from dlojz.figures.report import bytes_text
 from dlojz.runs import log
 from dlojz.table import Table
 
@@ -18,7 +19,7 @@ KINDS = {  # of a pipeline's actions
     "W": ("backward, of the weights", PALETTE["power"]),
 }
 HELD = ("parameters", "gradients", "optimizer")
-MESSAGES = report.COLLECTIVES | {"reduce_scatter": SERIES[2], "send": SERIES[1]}
+MESSAGES = COLLECTIVES | {"send": SERIES[1]}
 MESSAGES |= {"computed": PALETTE["limit"]}
 WAYS = {"whole": PALETTE["limit"], "ring": SERIES[0], "Ulysses": SERIES[1]}
 
@@ -111,7 +112,7 @@ def plot_schedules(run, parts: int = 8, axes=None):
         axes[-1].set_xlabel("ms")
         named = drawing.swatches(dict(KINDS.values()))
         drawing.legend(axes[-1], 4, (1, -1.4 / len(cases[0]["actions"])), named, loc="upper right")
-        drawing.entitle(axes[0], _finding(cases), _where(run))
+        entitle(axes[0], _finding(cases), _where(run))
     return axes
 
 
@@ -151,7 +152,7 @@ def plot_live(run, parts: int = 8, ax=None):
         title = f"GPipe keeps all {most['GPipe'][0]:g} parts, and 1F1B "
         title += f"{most['1F1B'][0]:g} in the first process, {most['1F1B'][-1]:g} in the last"
         setting = "with two stages in a process, a part of one counts half; "
-        drawing.entitle(ax, title, setting + _where(run))
+        entitle(ax, title, setting + _where(run))
     return ax
 
 
@@ -198,7 +199,7 @@ def plot_splits(run, axes=None):
             most = max(cases, key=lambda case: case["expected_bytes"])
             sent = {op: size for op, (_, size) in most["calls"].items()}
             sent = sent or {"computed": most["expected_bytes"]}
-            looks = (held, plans.COLOURS), (sent, MESSAGES)
+            looks = (held, MEMORY), (sent, MESSAGES)
             for ax, (parts, colours) in zip(axes[:2], looks, strict=True):
                 end = drawing.stack(ax, row, parts, colours)
                 plans.label(ax, end, row, bytes_text(end), fontsize=8)
@@ -215,7 +216,7 @@ def plot_splits(run, axes=None):
             named = {n.replace("_", "-"): h for n, h in zip(names, handles, strict=True)}
             drawing.legend(ax, 2, (0, 1), named)
             ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: bytes_text(x) if x else "0"))
-        drawing.entitle(axes[0], _best(found), drawing.where(run))
+        entitle(axes[0], _best(found), drawing.where(run))
     return axes
 
 
@@ -270,7 +271,7 @@ def plot_sequences(run, axes=None):
         times = [f"{way} {ms['whole'] / ms[way]:.2g}" for way in ("ring", "Ulysses")]
         title = f"{lengths[-1]:,} tokens on {run.start['size']} processes: {' and '.join(times)}"
         setting = f"{drawing.where(run)}; a bar spans all rounds"
-        drawing.entitle(axes[0], f"{title} times as fast as the whole on one", setting)
+        entitle(axes[0], f"{title} times as fast as the whole on one", setting)
     return axes
 
 

@@ -29,8 +29,7 @@ from dlojz.chapters.n13_search.recorded import (
 )
 from dlojz.chapters.n13_search.study import find
 from dlojz.figures import drawing, paired
-from dlojz.figures.drawing import entitle
-from dlojz.figures.report import PALETTE, SERIES
+from dlojz.figures.look import PALETTE, SERIES, entitle
 from dlojz.runs.stats import half_width, summary
 from dlojz.table import Table
 

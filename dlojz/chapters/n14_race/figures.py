@@ -12,8 +12,8 @@ from dlojz import race
 from dlojz.chapters.n14_race.oneself import SPARE
 from dlojz.course import UserError
 from dlojz.figures import drawing, paired
-from dlojz.figures.drawing import entitle
-from dlojz.figures.report import PALETTE, SERIES, measured
+from dlojz.figures.look import LINE, PALETTE, SERIES, entitle
+from dlojz.figures.report import measured
 from dlojz.race import ranking
 from dlojz.race.ranking import quantile
 from dlojz.runs.stats import half_width, summary
@@ -21,7 +21,7 @@ from dlojz.table import QUIET, Table
 
 COLOURS = {  # of the parts of a run's seconds
     "imports": PALETTE["limit"],
-    "data and model": "#C4C4CC",
+    "data and model": LINE,
     "compiling": PALETTE["activations"],
     "waiting for images": PALETTE["data"],
     "training": PALETTE["speed"],
