@@ -39,13 +39,13 @@ def test_no_figure_prints_the_answer_beside_the_riddle():
     """Neither for a fault with a cause of its own, nor for one of two processes."""
     riddles = {letter: mysteries.mystery(letter) for letter in "BDFHIP"}
     ax = timeline.plot_shares(riddles, verdicts=False)
-    labels = {text.get_text() for text in ax.figure.legends[0].get_texts()}
+    labels = {text.get_text() for text in ax.get_legend().get_texts()}
     assert labels <= {*KINDS, timeline.IDLE}
     assert len(ax.texts) == 0
     for riddle in riddles.values():
         found = breakdown.analyse(riddle)
         tables = [timeline.times(riddle, causes=False), timeline.waits(riddle, causes=False)]
-        title = timeline.plot_step(riddle, verdict=False).get_title("left")
+        title = timeline.plot_step(riddle, verdict=False).figure.get_suptitle()
         for text in (*map(str, tables), title):
             assert not {*found.idle, found.verdict, "print", "pinned"} & set(text.split("  "))
             assert "print" not in text

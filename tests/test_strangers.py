@@ -155,7 +155,9 @@ def test_the_work_of_a_device_that_is_not_known_is_no_processors(tmp_path, categ
     assert "20 events" in out
     assert "processor" not in out
     assert "something else" not in out
-    assert timeline.plot_step(path).get_title("left") == "a device that this reader does not know"
+    assert (
+        timeline.plot_step(path).figure.get_supxlabel() == "a device that this reader does not know"
+    )
 
 
 def test_kernels_whose_calls_are_not_known_do_not_say_that_the_host_waits_nowhere(tmp_path):

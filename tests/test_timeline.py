@@ -42,7 +42,8 @@ def test_a_step_is_drawn_from_its_begin_with_the_host_above_the_device(file):
     assert [t.get_text() for t in ax.get_yticklabels()] == ["host", "GPU 0 stream 7"]
     assert bars(ax, 1, kinds.MATRIX) == [(pytest.approx(0.3), pytest.approx(5.7))]
     assert bars(ax, 0, "the host waits") == [(pytest.approx(1.1), pytest.approx(5))]
-    assert "synchronisation bound; NVIDIA H100" in ax.get_title(loc="left")
+    assert ax.figure.get_suptitle().startswith("synchronisation bound: a step of")
+    assert "NVIDIA H100" in ax.figure.get_supxlabel()
 
 
 def test_what_a_step_asked_for_is_its_own_whenever_it_is_done(tmp_path):

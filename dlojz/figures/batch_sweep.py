@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.figures.look import PALETTE, SERIES, legend, style
+from dlojz.figures.look import PALETTE, colours, entitle, legend, style
 from dlojz.runs.stats import summary
 
 
@@ -46,12 +45,12 @@ def plot_sweep(runs, axes=None):
     with style():
         if axes is None:
             _, axes = plt.subplots(1, 2 + energy, figsize=(4.0 * (2 + energy), 4.2))
-            axes[0].figure.suptitle(_title(everything), fontsize=10, x=0.01, ha="left")
-        shown = _plot_speeds(sweeps, axes[0]) | _plot_memory(sweeps, axes[1])
+            entitle(axes, _finding(sweeps), _setting(everything))
+        place = {"ncols": 2, "loc": "lower left", "bbox_to_anchor": (0, 1), "fontsize": 9}
+        legend(axes[0], _plot_speeds(sweeps, axes[0]), **place)
+        legend(axes[1], _plot_memory(sweeps, axes[1]), **place)
         if energy and len(axes) > 2:
             _plot_energy(sweeps, axes[2])
-        place = {"loc": "outside lower center", "ncols": min(6, len(shown))}
-        legend(axes[0].figure, shown, **place, fontsize=9)
     return axes
 
 
@@ -70,18 +69,42 @@ def _sweeps(runs):
     return found
 
 
-def _title(found):
+def _finding(sweeps):
+    """Return the gain of the last sweep over the first, or that of a larger batch."""
+    done = {name: {s.batch_size: s for s in of if s.images_per_s} for name, of in sweeps.items()}
+    (name, first), *_, (other, last) = [*done.items()] * 2
+    if not first:
+        return f"{name}: no batch was measured"
+    if common := first.keys() & last.keys() if len(done) > 1 else ():
+        at = max(common)
+        gain = last[at].images_per_s / first[at].images_per_s
+        return f"Batch {at:,}: {other} is {gain:.3g} times as fast as {name}"
+    small, large = min(first), max(first)
+    gain = first[large].images_per_s / first[small].images_per_s
+    if small == large:
+        return f"{name}: {report.speed_text(first[small].images_per_s)} images/s"
+    if not all(first[at].peak_memory_bytes for at in (small, large)):
+        return f"{name}: batch {large:,} is {gain:.3g} times as fast as batch {small:,}"
+    more = first[large].peak_memory_bytes / first[small].peak_memory_bytes
+    return (
+        f"{name}: batch {large:,} is {gain:.3g} times as fast as batch {small:,}, with {more:.3g} "
+        "times its memory"
+    )
+
+
+def _setting(found):
     s = next((s for s in found if s.completed), found[0])
     data = ", synthetic data" if s.synthetic else ""
     processes = f", {s.size} processes" if s.size > 1 else ""
     what = f"{s.image_size} px{data}{processes}"
-    return f"{what}; {report.hardware_text(s)}{report.disturbed_text(found)}"
+    how = "Band: 80 % of the steps. Dark: the memory that does not grow with the batch"
+    return f"{how}\n{what}; {report.hardware_text(s)}{report.disturbed_text(found)}"
 
 
 def _plot_speeds(sweeps, ax):
     """Draw the throughput with the spread of the steps; return {label: handle}."""
     shown = {}
-    for (label, found), colour in zip(sweeps.items(), SERIES * len(sweeps), strict=False):
+    for (label, found), colour in zip(sweeps.items(), colours(sweeps).values(), strict=True):
         done = [s for s in found if s.completed and s.images_per_s]
         batches = [s.batch_size for s in done]
         rates = np.array([s.images_per_s for s in done])
@@ -90,20 +113,19 @@ def _plot_speeds(sweeps, ax):
         ends = (rates * np.array([s.step_ms for s in done]) / end for end in (high, low))
         ax.fill_between(batches, *ends, color=colour, alpha=0.2, lw=0)
     _batch_axis(ax, sweeps, "throughput (images/s)")
-    return shown | {"80 % of the steps": Patch(color=PALETTE["limit"], alpha=0.35, lw=0)}
+    return shown
 
 
 def _plot_memory(sweeps, ax):
     """Draw bars of peak memory: the fitted part that does not grow with the batch, and the rest."""
-    shown, lines, width = {}, [], 0.76 / len(sweeps)
+    shown, lines, width, own = {}, [], 0.76 / len(sweeps), colours(sweeps)
     for i, (label, found) in enumerate(sweeps.items()):
         fit = fit_memory(found)
         for s in found:
             at = np.log2(s.batch_size) + (i - (len(sweeps) - 1) / 2) * width
-            shown |= _plot_peak(ax, s, at, width, fit, SERIES[i % len(SERIES)])
+            shown |= _plot_peak(ax, s, at, width, fit, own[label])
         if fit:
             lines.append(f"{label}: {_fit_text(fit)}")
-            shown["does not grow with the batch"] = Patch(color=PALETTE["model"])
     everything = [s for found in sweeps.values() for s in found]
     if limit := next((s.memory_limit_bytes for s in everything if s.memory_limit_bytes), None):
         line = {"color": PALETTE["limit"], "linestyle": "--", "linewidth": 1}
@@ -139,7 +161,7 @@ def _fit_text(fit):
 
 
 def _plot_energy(sweeps, ax):
-    for found, colour in zip(sweeps.values(), SERIES * len(sweeps), strict=False):
+    for found, colour in zip(sweeps.values(), colours(sweeps).values(), strict=True):
         done = [s for s in found if s.energy_per_image_j]
         batches = [s.batch_size for s in done]
         ax.plot(batches, [s.energy_per_image_j for s in done], "o-", color=colour)

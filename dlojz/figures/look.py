@@ -81,6 +81,11 @@ def colours(names: Iterable[str]) -> dict[str, str]:
     return {name: SERIES[at % len(SERIES)] for at, name in enumerate(names)}
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """Return a share as "98 %"."""
+    return f"{100 * share:.{digits}f} %"
+
+
 def ink(colour: str) -> str:
     """Return the colour of a text that is legible on this one."""
     red, green, blue = mpl.colors.to_rgb(colour)

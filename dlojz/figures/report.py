@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.course import UserError
-from dlojz.figures.look import PALE, PALETTE, style
+from dlojz.figures.look import PALE, PALETTE, entitle, legend, percent, style
 from dlojz.runs import derived, labels, log, outcome
 from dlojz.runs.columns import PHASES
 from dlojz.runs.folder import path_of
@@ -21,6 +21,8 @@ from dlojz.runs.outside import Outside
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import BAD_INK, PAPER, STATE_COLOURS, Table, harmless
 
+SAME = 0.01  # speeds nearer than this are called equal
+VISIBLE = 0.002  # of a step: the legend names no shorter phase
 OUTPUT_LINES = 12  # of a program without a Chronometer, that its report shows
 
 
@@ -365,6 +367,37 @@ def disturbed_text(found: Sequence[Summary]) -> str:
     return lines
 
 
+SPENT = {  # on a phase, in words
+    "data": "waiting for images",
+    "transfer": "the transfer",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "update": "the update",
+}
+
+
+def _longest_text(s):
+    """Return the phase that takes the most of a step, and its share."""
+    if not s.shares:
+        return "No step was measured"
+    phase = max(s.shares, key=s.shares.get)
+    step = f"{s.step_ms:,.0f}" if s.step_ms >= 100 else f"{s.step_ms:.3g}"
+    return f"A step takes {step} ms, {percent(s.shares[phase])} of it {SPENT[phase]}"
+
+
+def _gain_text(shown):
+    """Return the ratio of speeds of the first run and of that which differs most from it.
+
+    shown: [(summary, label), ...]
+    """
+    (first, name), *others = ((s.images_per_s, label.partition(":")[0]) for s, label in shown)
+    if not others:
+        return _longest_text(shown[0][0])
+    speed, other = max(others, key=lambda run: abs(math.log(run[0] / first)))
+    ratio = "" if abs(speed / first - 1) < SAME else f"{speed / first:.3g} times "
+    return f"{other}: {ratio}as fast as {name}".replace("\n", ", ")
+
+
 def _which(some, found):
     return f" ({', '.join(s.name for s in some)})" if len(found) > 1 else ""
 
@@ -379,7 +412,8 @@ def plot_steps(run, ax=None):
         bottom = np.zeros(len(read.steps))
         at = np.arange(len(bottom))
         for phase in PHASES:
-            look = {"color": PALETTE[phase], "label": phase}
+            there = times[phase].sum() > VISIBLE * sum(map(np.sum, times.values()))
+            look = {"color": PALETTE[phase], "label": phase if there else None}
             if len(at) <= 200:
                 ax.bar(at, times[phase], 0.9, bottom, **look)
             else:  # thousands of bars would take minutes
@@ -392,10 +426,10 @@ def plot_steps(run, ax=None):
         if measured:
             _mark_warmup(ax, bottom, warmup)
         s = summary(read)
-        look = {"fontsize": 9, "fontweight": "normal", "pad": 24 if measured else 6}
         workers = "" if s.num_workers is None else f", workers: {s.num_workers}"
-        ax.set_title(setting_text(s) + workers + disturbed_text([s]), **look)
-        ax.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=9)
+        entitle(ax, _longest_text(s), setting_text(s) + workers + disturbed_text([s]))
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1.1 if measured else 1)}
+        legend(ax, _there(ax), ncols=5, fontsize=9, **place)
     return ax
 
 
@@ -436,24 +470,40 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
         ax.invert_yaxis()
         told = disturbed_text([s for s, _ in shown])
         ax.margins(x=0.35 if told else 0.22)  # room for the text
+        ax.set_xlabel("mean step (ms)")
         hardware = sorted({hardware_text(s) for s, _ in shown})
         if len(hardware) > 1:
             hardware = [f"{text.partition(chr(10))[0]}: {hardware_text(s)}" for s, text in shown]
         notes = [f"{label} has no measured step: {s.state}" for s, label in absent]
-        below = "\n".join(["mean step (ms)", *hardware, *notes]) + told
-        ax.set_xlabel(below, parse_math=False)  # a label may have dollars in it
         ax.set_xlim(0, None)
-        ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+        entitle(ax, _gain_text(shown), "\n".join([*hardware, *notes]) + told)
+        legend(ax, _there(ax), ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return ax
+
+
+def _there(ax):
+    """Return {label: handle} of the phases that can be seen."""
+    named = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    return {phase: named[phase] for phase in PHASES if phase in named}
 
 
 def phase_bar(ax, row: int, phase_ms: Mapping[str, float]) -> float:
     """Draw a mean step as one bar, by phase; return its length."""
-    left = 0.0
+    left, whole = 0.0, sum(phase_ms.values())
     for phase, width in phase_ms.items():
-        ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=phase if not row else "")
+        label = phase if width > VISIBLE * whole else None
+        ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=label)
         left += width
     return left
+
+
+def _most_text(names, values, unit):
+    """Return the largest of these values, as a multiple of the next."""
+    order = np.argsort(values)[::-1]
+    text = f"{names[order[0]]}: {values[order[0]]:,.3g} {unit}"
+    if len(order) == 1 or not values[order[1]]:
+        return text
+    return f"{text}, {values[order[0]] / values[order[1]]:.2g} times {names[order[1]]}"
 
 
 def plot_measures(run, ax=None):
@@ -473,5 +523,6 @@ def plot_measures(run, ax=None):
         ax.set_yticks(range(len(values)), texts)
         ax.invert_yaxis()
         ax.margins(x=0.15)
-        ax.set(xlabel=f"{unit}; {hardware_text(summary(read))}", xlim=(0, None))
+        ax.set(xlabel=unit, xlim=(0, None))
+        entitle(ax, _most_text(texts, values / scale, unit), hardware_text(summary(read)))
     return ax

@@ -8,7 +8,8 @@ from collections import defaultdict
 import matplotlib.pyplot as plt
 
 from dlojz.course import UserError
-from dlojz.figures.look import KINDS, LINE, PALETTE, style
+from dlojz.figures import drawing
+from dlojz.figures.look import KINDS, LINE, PALETTE, entitle, percent, style
 from dlojz.runs.columns import PHASES
 from dlojz.table import Table
 from dlojz.traces import breakdown, host, kinds, spans
@@ -28,6 +29,8 @@ LOST = {
     breakdown.PYTHON: PALETTE["limit"],
     breakdown.PAUSES: LINE,
 }
+NAMED = 8  # entries of a legend
+ROOM = 0.04  # of a step: the name of a shorter phase has no room
 IDLE = "nothing is computed"  # where the trainee is to find out why
 NO_CALLS = "this trace does not tell where the host waits"
 
@@ -110,7 +113,25 @@ def plot_shares(traces, verdicts=True, ax=None):
         ax.set(xlabel="share of a step", xlim=(0, 1.5 if verdicts else 1))
         ax.set_xticks([0, 0.25, 0.5, 0.75, 1])
         _legend(ax)
+        entitle(ax, _computing_text(traces), _device_text(traces.values()))
     return ax
+
+
+def _computing_text(traces):
+    """Return the least and the most that is computed in a step of these traces."""
+    lost = {
+        name: sum(breakdown.analyse(open_trace(of)).lost.values()) for name, of in traces.items()
+    }
+    least, most = max(lost, key=lost.get), min(lost, key=lost.get)
+    text = f"Computing takes {percent(1 - lost[most])} of a step ({most})"
+    return text if least == most else f"{text}, or {percent(1 - lost[least])} ({least})"
+
+
+def _device_text(traces):
+    """Return the devices of these traces."""
+    opened = [open_trace(of) for of in traces]
+    names = [each.device if each.on_gpu else each.unseen or "processor" for each in opened]
+    return "; ".join(dict.fromkeys(names))
 
 
 def _computed(found) -> dict[str, float]:
@@ -138,7 +159,7 @@ def plot_step(of, number=None, verdict=True, ax=None, title=""):
     end = max([step.end, *(e.end for e in work)])
     places = sorted({e.where for e in work})
     with style(grid="x"):
-        ax = ax or plt.subplots(figsize=(11, 2.0 + 0.55 * len(places)))[1]
+        ax = ax or plt.subplots(figsize=(11, 1.8 + 0.6 * len(places)))[1]
         _draw_host(ax, found, step)
         for row, where in enumerate(places, 1):
             for name, colour in KINDS.items():
@@ -148,20 +169,32 @@ def plot_step(of, number=None, verdict=True, ax=None, title=""):
         one = not found.on_gpu and len(places) == 1
         names = ["operations"] if one else [f"{what} {where}" for where in places]
         ax.set(yticks=range(len(places) + 1), yticklabels=["host", *names])
-        ax.set(ylim=(len(places) + 0.5, -0.5), xlim=(0, end - step.begin))
+        ax.set(ylim=(len(places) + 0.5, -0.75), xlim=(0, end - step.begin))
         ax.set_xlabel(f"in {step.name} (ms)")
         said = breakdown.analyse(found).verdict if verdict else None
-        known = (title, said, found.device if found.on_gpu else None)
-        ax.set_title("; ".join(filter(None, known)))
+        length = f"a step of {end - step.begin:.3g} ms"
+        entitle(ax, ": ".join(filter(None, (title, said, length))), _device_text([found]))
         _legend(ax)
     return ax
 
 
 def _legend(ax):
+    """Draw a legend of what is longest: at most `NAMED` entries."""
     handles, labels = ax.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    # Of the figure: one of the axes that is wider than they are would leave them no room.
-    ax.figure.legend(unique.values(), unique, ncols=3, fontsize=8, loc="outside lower left")
+    lengths = dict.fromkeys(unique, 0.0)
+    for handle, label in zip(handles, labels, strict=True):
+        lengths[label] = max(lengths[label], _length(handle))
+    longest = sorted(unique, key=lengths.get, reverse=True)[:NAMED]
+    shown = {label: handle for label, handle in unique.items() if label in longest}
+    drawing.legend(ax, 3, named=shown, fontsize=8)
+
+
+def _length(handle):
+    """Return the length of bars: of one by `barh`, or of several by `broken_barh`."""
+    if hasattr(handle, "patches"):
+        return sum(bar.get_width() for bar in handle.patches)
+    return sum(path.get_extents().width for path in handle.get_paths())
 
 
 def _work_of(found, step):
@@ -183,7 +216,11 @@ def _draw_host(ax, found, step):
         if name in phases and r.where == found.thread and step.begin <= r.begin < step.end:
             phases[name].append(r)
     for name, events in phases.items():
-        _draw(ax, 0, events, step.begin, color=PALETTE[name], alpha=0.35, label=name)
+        _draw(ax, 0, events, step.begin, color=PALETTE[name], alpha=0.35)
+        length = sum(e.end - e.begin for e in events)
+        if length > ROOM * (step.end - step.begin):
+            middle = (events[0].begin + events[-1].end) / 2 - step.begin
+            ax.text(middle, -0.43, name, ha="center", va="bottom", fontsize=8)
     for label, colour, events in (
         ("the host waits", PALETTE["failure"], host.synchronisations(found)),
         ("garbage collector", PALETTE["model"], host.collections(found)),

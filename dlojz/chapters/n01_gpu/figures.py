@@ -3,8 +3,8 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-from dlojz.figures import report
-from dlojz.figures.look import style
+from dlojz.figures import drawing, report
+from dlojz.figures.look import entitle, style
 from dlojz.runs import derived, log
 from dlojz.runs.columns import PHASES
 from dlojz.runs.stats import summary
@@ -21,9 +21,17 @@ def plot_clocks(run, ax=None):
         ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(clocks)))[1]
         for row, times in enumerate(clocks.values()):
             report.phase_bar(ax, row, {p: np.asarray(times[p])[chosen].mean() for p in PHASES})
-        what = report.setting_text(summary(read)).split("; ")  # too long for one line
         ax.set_yticks(range(len(clocks)), list(clocks))
         ax.invert_yaxis()
-        ax.set(xlabel="\n".join(["mean step (ms)", *what]), xlim=(0, None))
-        ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+        ax.set(xlabel="mean step (ms)", xlim=(0, None))
+        forward = [np.asarray(times["forward"])[chosen].mean() for times in clocks.values()]
+        entitle(ax, _forward_text(*forward), report.setting_text(summary(read)))
+        drawing.legend(ax, 5)
     return ax
+
+
+def _forward_text(host, device=None):
+    if device is None:
+        return f"One clock: the host computes, the forward pass takes {host:,.0f} ms"
+    more = f"by the host's clock, {device:,.0f} ms by the device's"
+    return f"The forward pass takes {host:,.0f} ms {more}"
