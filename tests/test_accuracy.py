@@ -569,7 +569,8 @@ def test_each_variant_has_a_row_with_its_words(trained):
     assert grey.get_color() == figures.QUIET
     assert red.get_text() == "9.7 ± 1.4 points worse"
     assert red.get_color() == figures.COLOURS["worse"]
-    assert "80.0%" in ax.get_title(loc="left")
+    assert ax.figure.get_suptitle() == '1 of 2 worse, most of all "in pure-bf16": 9.7 points'
+    assert "80.0%" in ax.figure.get_supxlabel()
     caption = ax.figure.get_supxlabel()
     assert "24 x 250 images" in caption
     assert "A100-SXM4-80GB (cuda:0)" in caption
@@ -587,7 +588,7 @@ def test_a_task_that_is_too_hard_or_too_easy_is_named(trained, clean, warned):
     """Untrained models agree in every seed, which proves nothing."""
     ax = figures.plot_accuracy(trained({"fp32": (clean, clean), "bf16": (clean, clean)}))
     assert [t.get_text() for t in ax.texts] == ["equal in every seed"]
-    assert ("outside 60% to 90%" in ax.get_title(loc="left")) is warned
+    assert ("outside 60% to 90%" in ax.figure.get_supxlabel()) is warned
 
 
 def test_a_job_that_was_cut_off_is_compared_over_the_seeds_it_has(trained):
@@ -602,7 +603,7 @@ def test_only_some_variants_are_drawn_in_the_order_asked_for(trained):
     asked = ["fp16", "bf16"]
     ax = figures.plot_accuracy(path, only=asked)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["in fp16", "in bf16"]
-    assert "in fp32: 80.0%" in ax.get_title(loc="left"), "the clean training is the reference"
+    assert "in fp32: 80.0%" in ax.figure.get_supxlabel(), "the clean training is the reference"
     whole = {row.title: row for row in paired.rows(path)}
     titles = ["in fp32", "in fp16", "in bf16"]
     assert paired.rows(path, asked) == [whole[title] for title in titles]

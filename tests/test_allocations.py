@@ -133,7 +133,7 @@ def test_a_snapshot_without_a_gpu_has_torch_s_format(ran):
     case = log.read(folder).cases["counted"]
     assert case["entries"] == len(trace)
     assert max(case["allocated"]) <= max(case["reserved"]) == end
-    assert "counted" in figures.plot_snapshot(folder).get_title("left")
+    assert "counted" in figures.plot_snapshot(folder).figure.get_supxlabel()
 
 
 def test_on_a_gpu_torch_records_the_snapshot(ran, monkeypatch):
@@ -204,8 +204,9 @@ def test_what_the_notebook_says_of_the_recorded_snapshot_is_so():
     for i in large:
         assert held[i] - tensors[i] > 2 * (held[i + 1] - held[i]), "more than enough is free"
     assert len(set(held[half:])) == 1, "flat in the second step"
-    title = figures.plot_snapshot(run).get_title("left")
-    assert title.startswith("resnet50, 224 px, batch 64: recorded on NVIDIA H200")
+    figure = figures.plot_snapshot(run).figure
+    assert figure.get_suptitle() == "At most 5.89 GB are tensors, 7.07 GB are held"
+    assert figure.get_supxlabel().startswith("resnet50, 224 px, batch 64: recorded on NVIDIA H200")
 
 
 def test_what_is_beyond_the_count_is_a_bar_of_its_own(tmp_path):

@@ -183,7 +183,7 @@ def test_skipped_steps_are_marked(measured):
     scales = {("scale", step): scale for step, scale in enumerate((8.0, 4.0, 4.0))}
     ax = figures.plot_scale(measured({"loss scale": scales}))
     assert list(ax.lines[1].get_xdata()) == [0, 1], "as many marks as steps"
-    assert ax.get_title(loc="left") == "1 of 2 steps skipped"
+    assert ax.figure.get_suptitle() == "1 of 2 steps skipped"
     assert [list(line.get_xdata()) for line in ax.lines][-1] == [0]
 
 

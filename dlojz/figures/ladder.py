@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from dlojz import course
 from dlojz.course import CHAIN, progress
-from dlojz.figures.look import PALETTE, style
+from dlojz.figures.look import PALETTE, percent, style
 from dlojz.figures.report import speed_text
 from dlojz.runs import reached, recordings
 from dlojz.runs.reached import Reached
@@ -135,7 +135,8 @@ def plot_ladder(until: str | int = CHAIN[-1], shown: Ladder | None = None, axes=
     with style(grid="x"):
         if axes is None:
             figure, axes = plt.subplots(1, 3, sharey=True, figsize=(11, 4.6))
-            figure.suptitle(shown.title, fontweight="bold", fontsize=11, x=0.01, ha="left")
+            title = "\n".join(filter(None, (_finding(shown.found), shown.title)))
+            figure.suptitle(title, fontweight="bold", fontsize=11, x=0.01, ha="left")
             below = "\n".join(_caption(shown))
             look = {"fontsize": 8.5, "x": 0.01, "ha": "left", "color": QUIET}
             figure.supxlabel(below, parse_math=False, **look)
@@ -147,6 +148,20 @@ def plot_ladder(until: str | int = CHAIN[-1], shown: Ladder | None = None, axes=
         axes[0].set_yticks(range(len(CHAIN)), map(_words, CHAIN))
         axes[0].set_ylim(len(CHAIN) - 0.5, -0.5)
     return axes
+
+
+def _finding(found):
+    """Return the gain of the last step that can be compared with the first; "" without two."""
+    known = [step for step in sorted(found) if step not in apart(found)]
+    if len(known) < 2:
+        return ""
+    first, last = (found[step] for step in (known[0], known[-1]))
+    text = f"{_words(known[-1])}: {last.images_per_s / first.images_per_s:.3g} times as fast as "
+    text += _words(known[0])
+    if last.energy_per_image_j and first.energy_per_image_j:
+        share = last.energy_per_image_j / first.energy_per_image_j
+        text += f", for {percent(share)} of its energy"
+    return text
 
 
 def _plot_panel(ax, found, name):

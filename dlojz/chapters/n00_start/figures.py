@@ -11,7 +11,7 @@ from matplotlib.patches import FancyArrowPatch
 from dlojz import course
 from dlojz.course import UserError
 from dlojz.figures import drawing
-from dlojz.figures.look import DARK, GREY, PALETTE, ink, style
+from dlojz.figures.look import DARK, GREY, PALETTE, entitle, ink, percent, style
 from dlojz.runs.columns import PHASES
 from dlojz.runs.stats import summary
 
@@ -118,6 +118,10 @@ def plot_loop(recorded=None, trainer=None, ax=None):
         ax.add_patch(FancyArrowPatch(*ends, connectionstyle=bend, clip_on=False, **back))
         ax.set(xlim=(-0.03, 1.0), ylim=(len(found) - 0.4, -1.2 if shares else -0.6))
         if shares:
+            phase = max(shares, key=shares.get)
+            count = sum(line.phase == phase for line in found)
+            text = f"{percent(shares[phase])} of a step is in {count} of these {len(found)} lines"
+            entitle(ax, f"{text}: the {phase} pass", drawing.where(recorded))
             ax.text(1, -0.9, "share of a step, recorded", ha="right", va="center", fontsize=8.5)
         ax.set_axis_off()
     return ax

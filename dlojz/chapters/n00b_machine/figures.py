@@ -8,27 +8,18 @@ are from the doctor's facts.
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
-from matplotlib.ticker import LogLocator, StrMethodFormatter
+from matplotlib.ticker import StrMethodFormatter
 
 from dlojz.figures import drawing, report
-from dlojz.figures.look import DARK, GREY, LINE, PALETTE, SERIES, legend
+from dlojz.figures.look import DARK, INK, PALETTE, SERIES, entitle
 from dlojz.figures.peaks import FORMATS, Measured
 from dlojz.runs import log
 from dlojz.table import Table
 
-COLOURS = dict(
-    zip(
-        ("fp64", "fp32", "tf32", "fp16", "fp8"),
-        (*SERIES[3:5], *SERIES[:3]),
-        strict=True,
-    )
-)
-DRAWN = tuple(COLOURS)  # where a device has both, bf16 is as fast as fp16, and int8 as fp8
-INSTEAD = {"fp16": "bf16", "fp8": "int8"}
-INTENSITIES = (10, 100, 1000)  # of the figure's diagonals, in operations per byte
+REACH = (20, 2000)  # operations per byte, in the figure
 BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # of a name on a line
 NO_COMPILER = "no C++ compiler that works: the caches and the memory were not measured"
 
@@ -155,7 +146,7 @@ def _times(ratio):
 
 
 def readings(rows: Sequence) -> Readings:
-    """Return four readings of `plot_ridges`, with every number computed from the rows.
+    """Return four readings of what is sold, with every number computed from the rows.
 
     The rows of NVIDIA's V100, A100, H100 and H200, and of AMD's MI250X, are expected among them.
     """
@@ -224,89 +215,81 @@ def _links(line):
 # Figures -----------------------------------------------------------------------------------------
 
 
-def plot_ridges(rows: Sequence, found: Sequence[Measured] = (), ax=None):
-    """Draw TFLOP/s by format against the speed of memory, for devices as specified and measured.
+class Roof(NamedTuple):
+    """The limits of a device in 16 bits: of its memory, and of its arithmetic."""
 
-    On a diagonal, an operation with that many operations per byte keeps both equally busy.
+    name: str
+    gb_per_s: float
+    tflops: float
+    measured: bool = False
+
+    @property
+    def ridge(self) -> float:
+        """Return the operations per byte from which arithmetic is the limit."""
+        return 1000 * self.tflops / self.gb_per_s
+
+
+def roofs(rows: Sequence, found: Sequence[Measured] = ()) -> list[Roof]:
+    """Return the roofs of devices that compute in 16 bits, the lowest ridge first."""
+    known = [(row.name, row.memory_gb_per_s, row.speed, False) for row in rows]
+    known += [(m.label, m.memory_gb_per_s, m.tflops.get, True) for m in found]
+    made = []
+    for name, gb_per_s, speed, measured in known:
+        tflops = speed("fp16") or speed("bf16")
+        if gb_per_s and tflops:
+            short = re.sub(r"^(NVIDIA|AMD Instinct|AMD|Intel) | SXM.*", "", name)
+            made.append(Roof(name if measured else short, gb_per_s, tflops, measured))
+    return sorted(made, key=lambda roof: roof.ridge)
+
+
+def plot_ridges(rows: Sequence, found: Sequence[Measured] = (), ax=None):
+    """Draw the roof of each device in 16 bits, as specified and measured, with its ridge.
+
+    Left of its ridge an operation waits for memory, right of it for arithmetic.
     """
-    columns = [Column(row.memory_gb_per_s, row.name, row.speed, row.derived) for row in rows]
-    columns += [
-        Column(m.memory_gb_per_s, m.label, m.tflops.get, hollow=True)
-        for m in found
-        if m.memory_gb_per_s
-    ]
-    columns = sorted((c for c in columns if c.points), key=lambda c: c.x)
-    with drawing.axes(ax, (9.5, 5.6), "both") as ax:
-        ax.set(xscale="log", yscale="log", xlabel="memory (GB/s)", ylabel="TFLOP/s, dense")
-        ax.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        ax.xaxis.set_minor_formatter(StrMethodFormatter("{x:,g}"))
+    known = roofs(rows, found)
+    with drawing.axes(ax, (9.5, 5), "both") as ax:
+        x = np.array([REACH[0], *(roof.ridge for roof in known), REACH[1]])
+        for roof in known:
+            colour = PALETTE["after" if roof.measured else "before"]
+            line = "--" if roof.measured else "-"
+            ax.plot(x, np.minimum(roof.gb_per_s * x / 1000, roof.tflops), line, color=colour)
+            ax.plot(roof.ridge, roof.tflops, "o", color=colour, ms=7, mec="white")
+            _write(ax, roof, known, colour)
+        ax.set(xscale="log", yscale="log", xlim=REACH, ylabel="TFLOP/s, dense, in 16 bits")
+        ax.set_xlabel("operations per byte moved")
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        for column, where in zip(columns, _places([c.x for c in columns]), strict=True):
-            _draw(ax, column, where)
-        _diagonals(ax)
-        look = "full: as sold; diamonds: from cores and clock; hollow: measured here; dashed: "
-        drawing.caption(ax, f"{look}operations per byte")
-        names = {f if f not in INSTEAD else f"{f}, {INSTEAD[f]}": COLOURS[f] for f in DRAWN}
-        handles = {n: ax.scatter([], [], s=60, color=c, ec="white") for n, c in names.items()}
-        legend(ax, handles, loc="upper left", bbox_to_anchor=(1, 1), title="format")
+        how = "grey: as sold; dashed: measured. On the slope memory is the limit"
+        entitle(ax, _ridges_text(known), f"{how}, on the level arithmetic")
     return ax
 
 
-class Column:
-    """The formats of one device, in a column of the figure."""
-
-    def __init__(self, x, name, speed, derived=False, hollow=False):
-        speeds = {f: speed(f) or speed(INSTEAD.get(f, f)) for f in DRAWN}
-        self.x, self.derived, self.hollow = x, derived, hollow
-        self.points = {f: y for f, y in speeds.items() if y}
-        model = re.sub(r"^(NVIDIA|AMD Instinct|AMD|Intel) | SXM.*", "", name)
-        self.name = name if hollow else model
-
-
-def _places(xs):
-    """Return the place of each column's name: on the side without a neighbour.
-
-    A column that nearly coincides with the next has its name at its foot.
-    """
-    apart = [np.inf, *(np.log10(b / a) for a, b in pairwise(xs)), np.inf]
-    for left, right in pairwise(apart):
-        if right < 0.05:
-            yield "foot"
-        else:
-            sides = {(True, False): "left", (False, True): "right"}
-            yield sides.get((0.05 < left < 0.2, right < 0.2), "center")
+def _write(ax, roof, known, colour):
+    """Write a device's name and ridge beside its bend: on the left if another is near its right."""
+    near = [
+        other
+        for other in known
+        if 0 < np.log10(other.ridge / roof.ridge) < 0.2
+        and abs(np.log10(other.tflops / roof.tflops)) < 0.2
+    ]
+    at, side = ((-6, 5), "right") if near else ((7, -13), "left")
+    text = f"{roof.name}: {roof.ridge:.0f}"
+    look = {"ha": side, "fontsize": 9, "color": colour if roof.measured else INK, "bbox": BEHIND}
+    place = (roof.ridge, roof.tflops)
+    ax.annotate(text, place, at, textcoords="offset points", parse_math=False, **look)
 
 
-def _draw(ax, column, where):
-    low, high = min(column.points.values()), max(column.points.values())
-    ax.plot([column.x, column.x], [low, high], color=LINE, lw=1, zorder=1)
-    for f, y in column.points.items():
-        hollow = {"facecolor": "white", "edgecolor": COLOURS[f], "linewidth": 2}
-        look = hollow if column.hollow else {"color": COLOURS[f], "edgecolor": "white"}
-        ax.scatter(column.x, y, s=70, marker="D" if column.derived else "o", zorder=3, **look)
-    where = "left" if column.hollow else where
-    at = {"left": (-6, 7), "right": (6, 7), "center": (0, 7), "foot": (-7, 0)}[where]
-    text = {"ha": where, "va": "bottom", "fontsize": 9, "fontweight": "bold"}
-    if where == "foot":
-        text |= {"ha": "right", "va": "center", "bbox": BEHIND}
-    place = (column.x, low if where == "foot" else high)
-    named = ax.annotate(column.name, place, at, textcoords="offset points", **text)
-    named.set_parse_math(False)
-
-
-def _diagonals(ax):
-    """Draw lines of equal operations per byte, inside the limits set by the points."""
-    (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
-    left, high = left / 2, high * 2.5  # room for the names
-    for intensity in INTENSITIES:
-        slope = intensity / 1000
-        ax.plot([left, right], [left * slope, right * slope],
-                color=GREY, lw=0.9, ls=(0, (4, 3)), zorder=0)  # fmt: skip
-        x = 1.2 * max(left, low / slope)
-        text = {"va": "center", "bbox": BEHIND, "color": DARK, "zorder": 0.5}
-        ax.text(x, x * slope, f"{intensity:,}", **text)
-    ax.set(xlim=(left, right), ylim=(low, high))
+def _ridges_text(known):
+    """Return the lowest and the highest ridge of what is sold."""
+    sold = [roof for roof in known if not roof.measured] or known
+    if not sold:
+        return "No device here computes in 16 bits"
+    first, last = sold[0], sold[-1]
+    if first is last:
+        return f"The ridge is at {first.ridge:.0f} operations per byte ({first.name})"
+    text = f"The ridge is at {first.ridge:.0f} ({first.name}) to {last.ridge:.0f} operations"
+    return f"{text} per byte ({last.name})"
 
 
 def plot_latency(run, axes=None):
@@ -334,8 +317,17 @@ def plot_latency(run, axes=None):
                 ax.annotate(f" L{cache['level']}", (x, 0.98), fontsize=9, **text)
         title = drawing.where(found)
         title = title if processor["compiled"] else f"{title}: {NO_COMPILER}"
-        drawing.caption(axes[0], title)
+        entitle(axes, _slower_text(_by_size(found, "load")), title)
     return axes
+
+
+def _slower_text(ns):
+    """Return how much longer a load takes from the largest block than from the smallest."""
+    if not ns:
+        return "No load was measured"
+    small, large = min(ns), max(ns)
+    times, size = ns[large] / ns[small], _size_text(large)
+    return f"A load takes {times:.0f} times as long from {size} as from {_size_text(small)}"
 
 
 def _by_size(found, what):

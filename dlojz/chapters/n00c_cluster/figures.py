@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from dlojz.chapters.n00c_cluster import seen
 from dlojz.course import course_root
 from dlojz.figures import drawing
-from dlojz.figures.look import PALETTE, SERIES, style
+from dlojz.figures.look import PALETTE, SERIES, entitle, style
 from dlojz.figures.report import summary
 from dlojz.launch import sites as sites_of
 from dlojz.runs.folder import path_of
@@ -88,7 +88,11 @@ def plot_files(images: int = 1_281_167, per_shard: int = 1000, ax=None):
         label = f"in shards of {per_shard:,}: {shards:,}"
         ax.axvline(shards, color=PALETTE["update"], label=label)
         ax.set(xscale="log", xlabel="files and folders that a quota admits, by default")
-        ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=2, frameon=False)
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+        fit = sum(n >= images for n in files)
+        packed = sum(n >= shards for n in files)
+        title = f"{fit} of {len(places)} storages admit ImageNet as files, {packed} as shards"
+        entitle(ax, title, "blue: as files; by the quotas in slurm/sites")
     return ax
 
 
@@ -181,10 +185,14 @@ def plot_waits(ax=None):
     """Draw the wait of a job behind a larger one, by the requested time limit."""
     waits = recorded("time")["time"]
     names = [f"asks for {minutes} min" for minutes in waits]
-    with drawing.axes(ax, (6, 1.6), "x") as ax:
+    with drawing.axes(ax, (7, 2.1), "x") as ax:
         bars = ax.barh(names, list(waits.values()), color=PALETTE["data"])
         ax.bar_label(bars, [f" {seconds} s" for seconds in waits.values()])
-        ax.set(xlabel="s in the queue, for the same job of 5 s")
+        ax.set(xlabel="in the queue, for the same job of 5 s (s)")
+        short, long = min(waits, key=int), max(waits, key=int)
+        told = f"Asking for {short} min instead of {long} min"
+        title = f"{told}, the same job waits {waits[short]} s instead of {waits[long]} s"
+        entitle(ax, title, "behind a larger job, on a throw-away Slurm")
         ax.margins(x=0.15)
     return ax
 
@@ -251,6 +259,9 @@ def plot_masks():
         for ax, (name, found) in zip(axes, known.items(), strict=True):
             _draw_mask(ax, found["threads"], found["cpus"])
             ax.set_title(name, loc="left", fontsize=9)
+        alone = [n for n, f in known.items() if not set(f["cpus"][0]) & set(f["cpus"][1])]
+        title = f"{len(alone)} of {len(known)} requests give each task cores of its own"
+        entitle(axes, title, "a node of 2 x 4 cores: blue and orange are two tasks' cores")
     return axes
 
 
@@ -265,7 +276,7 @@ def _draw_mask(ax, threads, tasks):
             size = (1 / threads - 0.08, height)
             ax.add_patch(plt.Rectangle((left, at * height), *size, fc=colour, ec=PALETTE["limit"]))
     ax.axvline(4.04, color=PALETTE["model"], ls=":")
-    ax.set(xlim=(0, 8.1), ylim=(0, 1.02), xticks=[], yticks=[])
+    ax.set(xlim=(0, 8.1), ylim=(-0.04, 1.04), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
 
 

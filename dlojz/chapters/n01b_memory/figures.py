@@ -10,7 +10,7 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
-from dlojz.figures.look import DARK, GREY, INK, LINE, MEMORY, PALETTE, legend
+from dlojz.figures.look import DARK, GREY, INK, LINE, MEMORY, PALETTE, entitle, legend, percent
 from dlojz.figures.plans import PAPER
 from dlojz.figures.report import bytes_text
 from dlojz.runs import log
@@ -18,6 +18,7 @@ from dlojz.runs.memory import PARTS
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
+NAMED = 7  # parts in a legend
 WITHIN = 0.08  # share of an update: a narrower phase has no name in the drawing
 LOW = 0.2  # share of the common scale: a lower panel is also drawn enlarged
 
@@ -34,7 +35,8 @@ def plot_update(run, axes=None):
     count = len(cases)
     with drawing.axes(axes, (5.6 + 2.1 * count, 4.4), shape=(1, count), sharey=True) as axes:
         for ax, (name, case) in zip(axes, cases.items(), strict=True):
-            drawn |= _plot_moments(ax, case["at"], case["events"])
+            for part, seen in _plot_moments(ax, case["at"], case["events"]).items():
+                drawn[part] = max(seen, drawn.get(part, seen), key=lambda area: area[1])
             ax.set_title(f"{name}, {case['precision']}".replace(": ", "\n"))
             ax.set(xlabel="tensors that come and go, in order", xticks=[])
         top = 1.16 * max(line.get_ydata().max() for ax in axes for line in ax.lines)
@@ -42,16 +44,34 @@ def plot_update(run, axes=None):
         for ax, case in zip(axes, cases.values(), strict=True):
             _name_phases(ax, case["at"], case["events"])
             _enlarge(ax, case["at"], case["events"], top)
-        place = {"loc": "outside lower center", "ncols": min(6, 4 * count), "fontsize": 9}
-        legend(axes[0].figure, drawn, **place)
+        thickest = sorted(drawn, key=lambda part: -drawn[part][1])[:NAMED]
+        named = {part: area for part, (area, _) in drawn.items() if part in thickest}
+        named["held by the allocator"] = axes[0].lines[0]
+        place = {"loc": "outside right upper", "fontsize": 9}
+        legend(axes[0].figure, dict(reversed(named.items())), **place)
+        entitle(axes, _peaks_text(cases), drawing.where(run))
     return axes
 
 
+def _peaks_text(cases):
+    """Return the first case's peak with its largest part, and the lowest of the others."""
+    peaks = {}
+    for name, case in cases.items():
+        parts = max((moment["parts"] for moment in case["at"]), key=lambda p: sum(p.values()))
+        peaks[name.partition(":")[0]] = sum(parts.values()), max(parts, key=parts.get), parts
+    (name, (most, part, parts)), *others = peaks.items()
+    text = f"{name}: {bytes_text(most)} at the peak, {percent(parts[part] / most)} of it {part}"
+    if others:
+        other, (least, *_) = min(others, key=lambda peak: peak[1][0])
+        text += f"\n{other}: {bytes_text(least)}"
+    return text
+
+
 def _plot_moments(ax, moments, events):
-    """Draw stacked areas and the allocator's line; mark the peak. Return {label: handle}."""
+    """Draw stacked areas and the allocator's line; mark the peak. Return {part: (area, share)}."""
     x, areas, total = _plot_areas(ax, moments, events)
     held = [moment["reserved"] / 1e9 for moment in moments]
-    (line,) = ax.plot(x, held, color=INK, lw=1.1, ls="--")
+    ax.plot(x, held, color=INK, lw=1.1, ls="--")
     at = int(total.argmax())
     ax.plot(x[at], total[at], "v", color="black", ms=6)
     most = bytes_text(sum(moments[at]["parts"].values()))
@@ -60,16 +80,17 @@ def _plot_moments(ax, moments, events):
     ax.annotate(f"peak: {most}", (min(0.85, max(0.15, x[at])), total[at]), **above, **look)
     ax.set(xlim=(0, 1))
     ax.grid(False, axis="x")
-    return areas | {"held by the allocator": line}
+    return areas
 
 
 def _plot_areas(ax, moments, events):
-    """Draw stacked areas; return the moments' places, {part: area}, and the sum of the parts."""
+    """Draw stacked areas; return the places, {part: (area, its share of the peak)}, and the sum."""
     x = [moment["event"] / events for moment in moments]
     there = [p for p in PARTS if any(m["parts"].get(p, 0) for m in moments) and p != "unsplit"]
     heights = np.array([[m["parts"].get(part, 0) / 1e9 for m in moments] for part in there])
+    share = heights.max(1) / heights.sum(0).max()
     areas = ax.stackplot(x, heights, colors=[MEMORY[part] for part in there], lw=0)
-    return x, dict(zip(there, areas, strict=True)), heights.sum(axis=0)
+    return x, dict(zip(there, zip(areas, share, strict=True), strict=True)), heights.sum(axis=0)
 
 
 def _name_phases(ax, moments, events):
@@ -117,7 +138,7 @@ def plot_held(counted, recorded: Mapping, ax=None):
                 bar = ax.barh(row, low, 0.62, color=MEMORY["activations"])
                 shown["tensors of the step, counted"] = bar
             name = "beyond: cuDNN's workspaces" if low else "tensors at the peak"
-            colour = MEMORY["temporaries"] if low else PALETTE["speed"]
+            colour = MEMORY["temporaries"] if low else PALETTE["activations"]
             shown[name] = ax.barh(row, peak - low, 0.62, low, color=colour)
             look = {"color": "white", "ec": LINE, "hatch": "////", "lw": 0.8}
             shown["held, not in use"] = ax.barh(row, held - peak, 0.62, peak, **look)
@@ -128,10 +149,18 @@ def plot_held(counted, recorded: Mapping, ax=None):
         if most > 0.5 * limit:
             line = {"color": PALETTE["limit"], "ls": "--", "lw": 1}
             shown["the GPU's memory"] = ax.axvline(limit, **line)
-        where = drawing.where(next(iter(recorded.values())))
-        ax.set(xlabel=f"memory (GB); {where}", xlim=(0, 1.3 * most))
-        legend(ax.figure, shown, loc="outside upper center", ncols=4, fontsize=9)
+        ax.set(xlabel="memory (GB)", xlim=(0, 1.3 * most))
+        drawing.legend(ax, 4, named=shown)
+        entitle(ax, _held_text(recorded), drawing.where(next(iter(recorded.values()))))
     return ax
+
+
+def _held_text(recorded):
+    """Return the run with the largest reserve that is not in use."""
+    found = {name: _held(run)[:2] for name, run in recorded.items()}
+    name, (peak, held) = max(found.items(), key=lambda each: 1 - each[1][0] / each[1][1])
+    idle = percent(1 - peak / held)
+    return f"{name}: of {bytes_text(1e9 * held)} held, {idle} are not in use at the peak"
 
 
 def _held(run):
@@ -163,6 +192,14 @@ def distances(run) -> Table:
     return Table(("relative distance", "loss", "gradient"), rows, "<>>")
 
 
+def _most_text(allocated, reserved):
+    """Return the most that tensors take, and the allocator holds, in words."""
+    text = f"{bytes_text(1e9 * allocated.max())} are tensors"
+    if reserved.max() > 0:
+        text += f", {bytes_text(1e9 * reserved.max())} are held"
+    return text
+
+
 # A snapshot --------------------------------------------------------------------------------------
 
 
@@ -172,11 +209,11 @@ def plot_snapshot(run, ax=None):
     allocated, reserved = np.array([case["allocated"], case["reserved"]]) / 1e9
     x, s = np.linspace(0, case["entries"], len(allocated)), summary(run)
     with drawing.axes(ax, (9, 3.4)) as ax:
-        area = ax.fill_between(x, allocated, color=PALETTE["speed"], lw=0)
+        area = ax.fill_between(x, allocated, color=PALETTE["activations"], lw=0)
         (line,) = ax.plot(x, reserved, color=INK, lw=1.1, ls="--")
         sizes = f"{s.model}, {s.image_size} px, batch {s.batch_size}"
         where = how if how == "counted" else report.hardware_text(s)
-        ax.set_title(f"{sizes}: {where}", fontsize=10, fontweight="normal")
+        entitle(ax, f"At most {_most_text(allocated, reserved)}", f"{sizes}: {where}")
         ax.set(xlabel="entries of the snapshot", ylabel="memory (GB)", ylim=(0, None))
         ax.margins(x=0)
         legend(ax, {"tensors": area, "held": line}, loc="upper left", ncols=2)

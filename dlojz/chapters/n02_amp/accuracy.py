@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.transforms import blended_transform_factory
 
-from dlojz.figures.look import PALETTE, SERIES, style
+from dlojz.figures.look import PALETTE, SERIES, entitle, style
 from dlojz.figures.paired import BETTER, WORSE, rows, words
 from dlojz.figures.report import hardware_text
 from dlojz.runs.stats import summary
@@ -17,7 +17,7 @@ COLOURS = {WORSE: PALETTE["failure"], BETTER: SERIES[0]}
 WIDE = 38  # characters of a title in a line
 LINEAR = 10.0  # points up to which the scale is linear: a collapse must not hide the rest
 USEFUL = (0.6, 0.9)  # accuracies of the clean training at which a loss or a gain can be seen
-TICKS = (-80, -40, -20, -10, -5, 0, 5, 10, 20, 40, 80)
+TICKS = (-100, -80, -40, -20, -10, -5, 0, 5, 10, 20, 40, 80)
 
 
 def plot_accuracy(run, only=None, ax=None):
@@ -41,8 +41,7 @@ def plot_accuracy(run, only=None, ax=None):
         _scale(ax, [p for row in others for p in row.points])
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-        ax.set_title(_title(clean))
-        ax.figure.supxlabel(_caption(run), fontsize=8, x=0.01, ha="left", color=QUIET)
+        entitle(ax, _finding(others), f"{_clean_text(clean)}\n{_caption(run)}")
     return ax
 
 
@@ -66,15 +65,32 @@ def _scale(ax, points):
     if max(-low, high) <= 2 * LINEAR:
         return
     ax.set_xscale("symlog", linthresh=LINEAR, linscale=1.2)
-    ax.set_xlim(1.25 * low, 1.5 * high)
-    ticks = [t for t in TICKS if low <= t <= high]
+    left = next((t for t in reversed(TICKS) if t <= low), 1.25 * low)  # a tick beyond all points
+    ax.set_xlim(1.1 * left, 1.5 * high)
+    ticks = [t for t in TICKS if left <= t <= high]
     ax.set_xticks(ticks, [f"{t}".replace("-", "\N{MINUS SIGN}") for t in ticks])
     ax.minorticks_off()
     ax.set_xlabel(f"{ax.get_xlabel()}, logarithmic beyond {LINEAR:.0f}")
-    ax.axvspan(1.25 * low, -LINEAR, color=PALETTE["limit"], alpha=0.1, lw=0)  # the other scale
+    ax.axvspan(1.1 * left, -LINEAR, color=PALETTE["limit"], alpha=0.1, lw=0)  # the other scale
 
 
-def _title(clean):
+def _finding(others):
+    """Return the largest loss that was shown, the largest gain, or that there was none."""
+    by_word = {BETTER: [], WORSE: []}
+    for row in others:
+        by_word.get(row.difference.word, []).append(row)
+    told = []
+    for word, shown in by_word.items():
+        if shown:
+            most = max(shown, key=lambda row: abs(row.difference.mean))
+            points = f"{abs(most.difference.mean):.1f} points"
+            told.append(
+                f'{len(shown)} of {len(others)} {word}, most of all "{most.title}": {points}'
+            )
+    return "; ".join(told) or "No difference in accuracy is shown"
+
+
+def _clean_text(clean):
     values = clean.accuracies.values()
     spread = f" ({len(values)} seeds: {min(values):.1%} to {max(values):.1%})"
     mean = statistics.fmean(values)

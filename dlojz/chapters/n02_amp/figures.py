@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 
 from dlojz.course import UserError
 from dlojz.figures import batch_sweep, drawing
-from dlojz.figures.look import OWN, PALE, PALETTE, SERIES
+from dlojz.figures.look import MEMORY, OWN, PALE, PALETTE, SERIES, entitle, percent
 from dlojz.figures.report import disturbed_text, hardware_text, measured
 from dlojz.runs import log
 from dlojz.runs.stats import summary
@@ -148,6 +148,9 @@ def plot_formats(ax=None):
         drawing.rows(ax, FORMATS)
         ax.set(xlim=(0, 58), xticks=(0, 8, 16, 24, 32), xlabel="bits in memory")
         drawing.legend(ax, 4)
+        half, brain = FORMATS["fp16"], FORMATS["bf16"]
+        text = f"fp16 ends at {half.largest:,.0f}, bf16 at {brain.largest:.0e} like fp32, with "
+        entitle(ax, f"{text}{brain.spacing / half.spacing:.0f} times coarser steps than fp16's")
     return ax
 
 
@@ -171,8 +174,19 @@ def plot_underflow(run, scale_exponent: int = 16, axes=None):
             ax.legend(loc="lower right", bbox_to_anchor=(1, 0.97), fontsize=8)
         axes[0].set_xlim(-52, 40)
         _plot_ranges(axes[2])
-        axes[2].set_xlabel(f"{axes[2].get_xlabel()}\n{drawing.where(run)}")
+        entitle(axes, _underflow_text(found, scale_exponent), drawing.where(run))
     return axes
+
+
+def _underflow_text(found, shift):
+    """Return the largest share of gradients that fp16 makes zero, plain and scaled."""
+    lost = {
+        name: [fate(dict(zip(*seen, strict=True)), FORMATS["fp16"], at).zero for at in (0, shift)]
+        for name, seen in found.items()
+    }
+    name, (plain, scaled) = max(lost.items(), key=lambda each: each[1][0])
+    told = f"fp16 makes {percent(plain)} of the gradients of {name} zero"
+    return f"{told}; scaled by {2**shift:,}: {percent(scaled)}"
 
 
 def _plot_ranges(ax):
@@ -196,8 +210,8 @@ def plot_scale(run, ax=None):
         ax.plot(range(len(used)), used, ".", color=OWN["fp16"], label="taken")
         label = "skipped: a gradient was infinite"
         ax.plot(lost, used[lost], "X", color=PALETTE["failure"], label=label)
-        ax.set(xlabel=f"step; {drawing.where(run)}", ylabel="loss scale (power of two)")
-        ax.set_title(f"{len(lost)} of {len(used)} steps skipped")
+        ax.set(xlabel="step", ylabel="loss scale (power of two)")
+        entitle(ax, f"{len(lost)} of {len(used)} steps skipped", drawing.where(run))
         ax.yaxis.get_major_locator().set_params(integer=True)
         ax.legend()
     return ax
@@ -213,7 +227,7 @@ def plot_ways(run, ax=None):
     device = [np.subtract(case["whole_ms"], case["work_ms"]) for case in run.cases.values()]
     shown = {"time of an update": (host, PALETTE["update"])}
     if s.on_gpu:
-        shown = {"until the host goes on": (host, PALETTE["failure"])}
+        shown = {"until the host goes on": (host, PALETTE["model"])}
         shown |= {"on the GPU": (device, PALETTE["update"])}
     height, ends = 0.8 / len(shown), []
     with drawing.axes(ax, (9, 3.6), "x") as ax:
@@ -228,8 +242,12 @@ def plot_ways(run, ax=None):
             ax.text(np.max(ends, 0)[at], at, text, va="center", fontsize=8)
         drawing.rows(ax, run.cases)
         ax.set_xlim(0, 1.4 * ax.dataLim.xmax)  # room for the words
-        ax.set_xlabel(f"ms, median and quartiles; {s.arguments['model']}, {hardware_text(s)}")
+        ax.set_xlabel("an update (ms, median and quartiles)")
         drawing.legend(ax, len(shown))
+        medians = {name: np.median(ms) for name, ms in zip(run.cases, host, strict=True)}
+        slow, fast = (f(medians, key=medians.get) for f in (max, min))
+        text = f"{slow}: the host goes on after {medians[slow]:.3g} ms; {fast}: after "
+        entitle(ax, f"{text}{medians[fast]:.2g} ms", f"{s.arguments['model']}, {hardware_text(s)}")
     return ax
 
 
@@ -246,9 +264,11 @@ def _plot_lines(run, unit, ax):
     measures = {m.name: m for m in run.measures}
     for name, (xs, values) in points(run, unit).items():
         colour = OWN[measures[name].what]
-        mark = "o--" if measures[name].variant == "refused" else "o-"
+        # Around the points of another line, so that equal values do not hide it.
+        around = {"ms": 9, "mfc": "none", "ls": ""} if measures[name].variant == "refused" else {}
         shown = np.where(np.array(values) > 0, values, np.nan)  # zero has no logarithm
-        ax.plot(np.array(xs, float), shown, mark, ms=3, color=colour, label=name)
+        look = {"marker": "o", "ms": 3, "color": colour, "label": name} | around
+        ax.plot(np.array(xs, float), shown, **look)
     ax.set_ylabel(unit)
     ax.legend()
 
@@ -264,8 +284,17 @@ def plot_sums(run, axes=None):
         axes[1].set_xlabel("terms; an error of zero is not drawn")
         axes[0].set_yscale("log", base=2)
         axes[0].lines[0].set_linewidth(5)  # wide, so that lines on top of it do not hide it
-        drawing.heading(axes, drawing.where(run))
+        entitle(axes, _sums_text(points(run, "sum of ones")), drawing.where(run))
     return axes
+
+
+def _sums_text(found):
+    """Return where the sums of ones end, if they end before their terms do."""
+    ends = {
+        name: max(values) for name, (terms, values) in found.items() if max(values) < max(terms)
+    }
+    told = ", ".join(f"{name} at {end:,.0f}" for name, end in ends.items())
+    return f"A sum of ones ends: {told}" if told else "No sum of ones ends"
 
 
 def plot_reductions(run, ax=None):
@@ -274,8 +303,32 @@ def plot_reductions(run, ax=None):
     with drawing.axes(ax, (6, 3.4)) as ax:
         _plot_lines(run, "relative error of a matrix product", ax)
         ax.set_xscale("log", base=2)
-        ax.set(xlabel=f"terms\n{drawing.where(run)}", yscale="log")
+        ax.set(xlabel="terms", yscale="log")
+        entitle(ax, _reductions_text(run), drawing.where(run))
     return ax
+
+
+def _reductions_text(run):
+    """Return how far allowing reductions in 16 bits changes the errors, at most."""
+    found = points(run, "relative error of a matrix product")
+    pairs = [
+        (name, f"{name.removesuffix('allowed')}refused")
+        for name in found
+        if name.endswith("allowed")
+    ]
+    ratios = [
+        allowed / refused
+        for one, other in pairs
+        if other in found
+        for allowed, refused in zip(found[one][1], found[other][1], strict=True)
+        if refused
+    ]
+    if not ratios:
+        return "Errors of long sums, with reductions in 16 bits"
+    most = max(ratios, key=lambda ratio: abs(np.log(ratio)))
+    if abs(most - 1) < 0.01:
+        return "Allowing reductions in 16 bits changes no error here"
+    return f"Allowing reductions in 16 bits changes an error by up to {most:.3g} times"
 
 
 def plot_updates(formats_run, gradients_run, axes=None):
@@ -294,7 +347,10 @@ def plot_updates(formats_run, gradients_run, axes=None):
         axes[1].set(xlabel="learning rate", ylabel="weights left unchanged")
         axes[1].yaxis.set_major_formatter(PercentFormatter(1))
         axes[1].legend(ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
-        drawing.heading(axes, drawing.where(gradients_run))
+        rate, most = rates[0], {name: values[0] for name, (_, values) in shares.items()}
+        worst = max(most, key=most.get)
+        text = f"With a rate of {rate:g}, a step leaves {percent(most[worst])} of the weights in "
+        entitle(axes, f"{text}{worst} unchanged", drawing.where(gradients_run))
     return axes
 
 
@@ -304,7 +360,7 @@ def plot_updates(formats_run, gradients_run, axes=None):
 def plot_footprint(run, axes=None):
     """Draw bytes per parameter and bytes per image by precision, as counted."""
     run = log.read(run)
-    colours = (PALETTE["model"], PALETTE["backward"], PALETTE["update"], PALETTE["transfer"])
+    colours = (MEMORY[part] for part in ("parameters", "gradients", "optimizer", "casts"))
     images = points(run, "activations (bytes per image)")
     with drawing.axes(axes, (10, 3), "x", shape=(1, 2), width_ratios=(1.6, 1)) as axes:
         left = 0
@@ -323,14 +379,19 @@ def plot_footprint(run, axes=None):
         for ax in axes:
             ax.invert_yaxis()
             ax.margins(x=0.15)
-        s = summary(run)
-        drawing.caption(axes[1], f"{s.model}, {s.image_size} px")
+        s, first, last = summary(run), *(float(total) for total in (left[0], left[-1]))
+        names = [*next(iter(found.values()))[0]]
+        less = percent(1 - sizes[-1] / sizes[0])
+        text = (
+            f"{names[-1]}: {last:.1f} bytes per parameter instead of {first:.1f}, and {less} less"
+        )
+        entitle(axes, f"{text} for activations", f"counted: {s.model}, {s.image_size} px")
     return axes
 
 
 def plot_memory(runs_of: Mapping[str, Sequence], batch_size: int = 256, ax=None):
     """Draw peak memory by precision: the fixed part and the batch's, fitted over batch sizes."""
-    colours = {"fixed": PALETTE["model"], f"{batch_size} images": PALETTE["activations"]}
+    colours, ends = {"fixed": PALETTE["model"], f"{batch_size} images": PALETTE["activations"]}, []
     with drawing.axes(ax, (9, 0.9 + 0.5 * len(runs_of)), "x") as ax:
         for row, (name, runs) in enumerate(runs_of.items()):
             found = [summary(r) for r in runs]
@@ -339,12 +400,16 @@ def plot_memory(runs_of: Mapping[str, Sequence], batch_size: int = 256, ax=None)
                 raise UserError(f"{name}: expected completed runs of two batch sizes or more")
             fixed, images = fit.fixed_bytes / 1e9, fit.per_image_bytes * batch_size / 1e9
             end = drawing.stack(ax, row, dict(zip(colours, (fixed, images), strict=True)), colours)
+            ends.append((name, fixed + images))
             text = f" {fixed:.2f} + {images:.1f} GB; {1000 * images / batch_size:.1f} MB an image"
             ax.text(end, row, text, va="center", fontsize=9)
         drawing.rows(ax, runs_of)
         ax.margins(x=0.45)
-        ax.set(xlabel=f"peak memory (GB); {found[0].model}\n{hardware_text(found[0])}")
+        ax.set(xlabel="peak memory (GB)")
         drawing.legend(ax, 2)
+        told = f"{found[0].model}; {hardware_text(found[0])}"
+        (first, most), (last, least) = ends[0], ends[-1]
+        entitle(ax, f"{last}: {percent(least / most)} of the memory of {first}", told)
     return ax
 
 
@@ -372,8 +437,35 @@ def plot_precisions(runs: Sequence, axes=None):
             ax.margins(y=0.2)
         drawing.legend(axes[0], 4)
         sizes = f"batch {found[0].batch_size}, {found[0].image_size} px"
-        drawing.heading(axes, f"{sizes}; {hardware_text(found[0])}{disturbed_text(found)}")
+        setting = f"{sizes}; {hardware_text(found[0])}{disturbed_text(found)}"
+        entitle(axes, _precisions_text(found, names), setting)
     return axes
+
+
+def _precisions_text(found, names):
+    """Return the range of the gains of the last precision over the first, over the models."""
+    speed = {(s.model, s.arguments["precision"]): s.images_per_s for s in found}
+    gains = {
+        model: speed[model, names[-1]] / speed[model, names[0]]
+        for model, precision in speed
+        if precision == names[0] and speed[model, precision] and speed.get((model, names[-1]))
+    }
+    if not gains:
+        return "No model was timed in two precisions"
+    (low, least), (high, most) = (f(gains.items(), key=lambda g: g[1]) for f in (min, max))
+    text = f"{names[-1]}: {least:.2g} ({low}) to {most:.2g} times ({high}) as fast as {names[0]}"
+    return (
+        text if len(gains) > 1 else f"{names[-1]}: {most:.2g} times as fast as {names[0]} ({high})"
+    )
+
+
+def _sizes_text(run):
+    """Return the best and the worst speed of the fastest format, with their sizes."""
+    found = points(run, "TFLOP/s")
+    name = max(found, key=lambda name: max(found[name][1]))
+    (best, at), (worst, other) = (f(zip(*found[name][::-1], strict=True)) for f in (max, min))
+    text = f"{name}: {best:,.3g} TFLOP/s with {at:,} rows and columns"
+    return text if at == other else f"{text}, {worst:,.3g} with {other:,}"
 
 
 def plot_sizes(runs: Sequence, axes=None):
@@ -381,9 +473,14 @@ def plot_sizes(runs: Sequence, axes=None):
     with drawing.axes(axes, (5.5 * len(runs), 3.4), shape=(1, len(runs))) as axes:
         for ax, run in zip(axes, map(log.read, runs), strict=True):
             _plot_lines(run, "TFLOP/s", ax)
+            for line in ax.lines:
+                if line.get_label() == "bf16":  # wide, so that fp16 does not hide it
+                    line.set(linewidth=6, alpha=0.45)
             sizes = sorted({x for xs, _ in points(run, "TFLOP/s").values() for x in xs})
             ax.set_xticks([n for n in sizes if n % 8 == 0])
-            text = f"rows and columns; ticks at multiples of 8\n{drawing.where(run)}"
-            ax.set(xlabel=text, ylim=(0, None))
-            drawing.legend(ax, 4)
+            ax.set(xlabel="rows and columns; ticks at multiples of 8", ylim=(0, None))
+            ax.get_legend().remove()
+        drawing.legend(axes[0], 4)
+        settings = dict.fromkeys(map(drawing.where, runs))
+        entitle(axes, _sizes_text(runs[0]), "; ".join(settings))
     return axes

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dlojz.figures import drawing, report
-from dlojz.figures.look import PALETTE
+from dlojz.figures.look import PALETTE, entitle
 from dlojz.runs import log
 from dlojz.table import Table
 from dlojz.traces import kinds
@@ -29,8 +29,20 @@ def plot_multiples(run, axes=None):
             colours = [OTHER if size % 8 else EIGHTS for size in sizes]
             ax.bar([str(size) for size in sizes], values, 0.7, color=colours)
             ax.set(ylabel=unit, xlabel=what)
-        drawing.caption(axes[0], f"blue: multiples of 8; {report.experiment_text(run)}")
+        entitle(axes, _eights_text(found), f"blue: multiples of 8; {report.experiment_text(run)}")
     return axes
+
+
+def _eights_text(found):
+    """Return the first quantity's best speed at a multiple of 8, relative to its best beside."""
+    what, points = next(iter(found.items()))
+    eight, other = (
+        max((value for size, value, _ in points if bool(size % 8) == beside), default=0)
+        for beside in (False, True)
+    )
+    if not eight or not other:
+        return f"Speed by {what}"
+    return f"{what.capitalize()}: a multiple of 8 is up to {eight / other:.2g} times as fast"
 
 
 def by_name(named: Mapping, most: int = 2) -> Table:
