@@ -209,7 +209,7 @@ def test_the_matrix_shows_where_channels_last_loses(tmp_path):
     assert texts == {"x 0.80": figures.WORSE, "no pair": "black", "x 1.50": "black"}
     assert max(p.get_height() for p in axes[0].patches) == pytest.approx(1500)
     assert axes[0].get_ylabel() == "throughput (images/s)"
-    assert "recorded on X1" in axes[0].figure.get_suptitle()
+    assert "recorded on X1" in axes[0].figure.get_supxlabel()
 
 
 def test_an_experiment_that_failed_before_its_first_case_is_named(tmp_path):

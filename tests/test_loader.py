@@ -102,7 +102,7 @@ def test_both_views_are_shares_of_the_whole(tmp_path):
 def test_without_py_spy_the_figure_says_what_to_type(tmp_path):
     ax = figures.plot_tasks(recorded(tmp_path, trouble=spy.missing()))
     assert [t.get_text() for t in ax.get_yticklabels()] == ["cProfile: no workers"]
-    assert "pip install" in ax.get_xlabel()
+    assert "pip install" in ax.figure.get_supxlabel()
 
 
 def test_another_run_is_no_profile_of_a_loader(tmp_path):

@@ -212,8 +212,8 @@ def test_the_figure_says_whether_one_is_data_bound(tmp_path):
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     busy = "before\n(others kept up to 0.8 of 2 CPUs busy)"
     assert labels == [busy, "after", "all rounds", "the model consumes"]
-    assert "before: data bound" in ax.get_title("left").replace("\n", " ")
-    assert "after: not data bound" in ax.get_title("left").replace("\n", " ")
+    assert "before: data bound" in ax.figure.get_suptitle().replace("\n", " ")
+    assert "after: not data bound" in ax.figure.get_suptitle().replace("\n", " ")
 
 
 def test_the_figure_says_that_a_job_of_the_loader_failed(tmp_path):
@@ -221,7 +221,7 @@ def test_the_figure_says_that_a_job_of_the_loader_failed(tmp_path):
     whole, cut = (loader(tmp_path / f"{name}.jsonl", {1: 200}) for name in ("whole", "cut"))
     lines = [line for line in cut.read_text().splitlines() if json.loads(line)["event"] != "end"]
     cut.write_text("\n".join(lines))
-    title = figures.plot_supply({"a": whole, "b": cut}, model).get_title("left")
+    title = figures.plot_supply({"a": whole, "b": cut}, model).figure.get_suptitle()
     assert "b: its job failed or goes on" in title
     assert "a: its job failed" not in title
 
@@ -243,7 +243,7 @@ def test_storage_in_figures(stored):
     rows = figures.storage(stored).rows
     assert rows[0] == ("files, full size", "400", "100 kB", "110", "1,100", "100", "400 + 8")
     assert rows[1][-1] == "4 + 0"
-    title = figures.plot_storage(stored).get_title("left")
+    title = figures.plot_storage(stored).figure.get_supxlabel()
     assert "at most 1.0% of the files were in memory" in title
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
-from dlojz.figures.look import BLUE, GREEN, KINDS, PALETTE, VERMILLION
+from dlojz.figures.look import BLUE, GREEN, KINDS, PALETTE, VERMILLION, entitle
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 from dlojz.table import Table
@@ -54,8 +54,10 @@ def plot_memory(tensors, axes=None):
             ax.set(xlim=(-0.6, tensor.numel() - 0.4), ylim=(0, 2.4), yticks=[])
             ax.set_title(f"shape {tuple(tensor.shape)}    stride {tensor.stride()}", fontsize=12)
             ax.spines["left"].set_visible(False)
-        what = "in each: channel; row, column. Black: next image"
-        ax.set_xlabel(f"place in memory (elements); {what}")
+        ax.set_xlabel("place in memory (elements)")
+        apart = " or ".join(str(tensor.stride()[1]) for tensor in tensors)
+        text = f"Elements from a pixel's channel to the next: {apart}"
+        entitle(axes, text, "in each: channel; row, column. Black: the next image")
     return axes
 
 
@@ -123,7 +125,26 @@ def plot_kinds(runs, axes=None):
             drawing.caption(ax, report.experiment_text(run))
         ax.set_xlabel("step (ms); x: times as fast as the first")
         drawing.legend(axes[0], 4, (0, 1.12))
+        entitle(axes, "\n".join(map(_kinds_text, map(report.measured, runs))))
     return axes
+
+
+def _kinds_text(run):
+    """Return the gain of the fastest case over the first, and the kind that it saves most of."""
+    first, cases = next(iter(run.cases.values())), run.cases
+    name = max(cases, key=lambda name: gain(cases[name], first))
+    if cases[name] is first:
+        worst = min(cases, key=lambda name: gain(cases[name], first))
+        return f"{_precision(run)}: no case is faster, {worst} is x {gain(cases[worst], first):.2f}"
+    before, after = step_by_kind(first, first), step_by_kind(cases[name], first)
+    most = max(before, key=lambda kind: before[kind] - after[kind])
+    saved = f"{before[most] - after[most]:,.0f} ms less of {most}"
+    text = f"{name}: {gain(cases[name], first):.2f} times as fast, with {saved}"
+    return f"{_precision(run)}: {text}"
+
+
+def _precision(run):
+    return run.start["arguments"].get("precision", "fp32")
 
 
 def plot_trace(run, cases=("neither", "both"), ax=None):
@@ -139,7 +160,14 @@ def plot_trace(run, cases=("neither", "both"), ax=None):
             ax.text(end, row, f"  {end:.1f} ms", va="center")
         drawing.rows(ax, cases)
         ax.set(xlim=(0, 1.08 * ax.dataLim.x1), xlabel="time since the first kernel (ms)")
-        drawing.caption(ax, report.experiment_text(run))
+        ends = [trace[-1][1] + trace[-1][2] - trace[0][1] for trace in traces]
+        names = [
+            {name for name, *_ in trace if kind_of(name) == NAMES[kinds.LAYOUT]} for trace in traces
+        ]
+        text = f"The same layers take {ends[-1]:.1f} ms ({cases[-1]}) instead of {ends[0]:.1f} ms"
+        text += f" ({cases[0]})"
+        text += ", without changes of layout" * (bool(names[0]) and not names[-1])
+        entitle(ax, text, report.experiment_text(run))
         drawing.legend(ax, 4, (0, 1.12), drawing.swatches(COLOURS))
     return ax
 
@@ -178,8 +206,17 @@ def plot_autotuner(runs, axes=None):
         else:
             axes[0].set_ylim(bottom=0)
         axes[0].set_ylabel("time of the step (ms)")
-        drawing.heading(axes, report.experiment_text(runs[0]))
+        entitle(axes, _tuning_text(axes), report.experiment_text(runs[0]))
     return axes
+
+
+def _tuning_text(axes):
+    """Return what the autotuner costs in all steps of each panel."""
+    told = []
+    for ax in axes:
+        off, on = (sum(line.get_ydata()) / 1000 for line in ax.lines[:2])
+        told.append(f"{on - off:+,.1f} s with {ax.get_xlabel().partition(', ')[2]}")
+    return f"The autotuner costs {', '.join(told)}, in {len(axes[0].lines[0].get_ydata())} steps"
 
 
 def plot_matrix(recordings, batch_size=256, axes=None):
@@ -197,10 +234,25 @@ def plot_matrix(recordings, batch_size=256, axes=None):
             _plot_pairs(ax, pairs)
             ax.set_title(model)
         axes[0].set_ylabel("throughput (images/s)")
-        title = f"grey: NCHW, blue: channels_last; batch {batch_size}, {ran[0].image_size} px; "
-        title += report.hardware_text(ran[0])
-        drawing.heading(axes, title)
+        setting = f"grey: NCHW, blue: channels_last; batch {batch_size}, {ran[0].image_size} px; "
+        entitle(axes, _matrix_text(table), setting + report.hardware_text(ran[0]))
     return axes
+
+
+def _matrix_text(table):
+    """Return the gains of channels_last in 16 bits, and those in fp32, over the models."""
+    gains = {"16 bits": [], "fp32": []}
+    for (model, precision, last), s in table.items():
+        other = table.get((model, precision, False))
+        if last and s.images_per_s and other and other.images_per_s:
+            bits = "16 bits" if precision in ("fp16", "bf16") else precision
+            gains.setdefault(bits, []).append(s.images_per_s / other.images_per_s)
+    told = [
+        f"{min(of):.2f} to {max(of):.2f} in {bits}" if len(of) > 1 else f"{of[0]:.2f} in {bits}"
+        for bits in ("16 bits", "fp32")
+        if (of := gains[bits])
+    ]
+    return "channels_last, times as fast as NCHW: " + ", ".join(told or ["no pair was timed"])
 
 
 def _plot_pairs(ax, pairs):

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.figures import report
-from dlojz.figures.look import KINDS, PALETTE, style
+from dlojz.figures.look import KINDS, PALETTE, entitle, percent, style
 from dlojz.runs import log, stats
 from dlojz.table import Table
 
@@ -84,8 +84,11 @@ def plot_roofline(run, ax=None):
         where = report.hardware_text(stats.summary(found))
         name = found.start["arguments"]["model"]
         title = f"{name}, {best['memory']:,.0f} GB/s, {1000 * best['matrix product']:,.0f} GFLOP/s"
-        ax.set_title(f"{title}; {where}", fontsize=9, fontweight="normal")
         ax.legend(title="share of the forward time", loc="upper left", bbox_to_anchor=(1, 1))
+        bend = matrix / memory
+        left = _total(a for a in layers if a["flops"] / a["bytes"] < bend) / _total(layers)
+        text = f"{percent(left)} of the forward pass is in layers that memory limits"
+        entitle(ax, f"{text}: below {bend:.0f} operations per byte", f"{title}; {where}")
     return ax
 
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 
 from dlojz.course import course_root
-from dlojz.figures.look import KINDS, style
+from dlojz.figures.look import KINDS, PALETTE, entitle, legend, percent, style
 from dlojz.table import Table
 from dlojz.traces import kinds
 
@@ -30,6 +31,7 @@ METRICS = {
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "tensor",
 }
 UNITS_PER_US = {"ns": 1e3, "nsecond": 1e3, "us": 1.0, "usecond": 1.0, "ms": 1e-3, "msecond": 1e-3}
+IDLE = 5  # percent of the time: a kernel below that does not use the tensor cores
 LONG = 0.05  # share of the measured time from which the figure names a kernel
 WORDS = {
     "max_pool_backward": "max pooling, backward",
@@ -140,7 +142,7 @@ def plot_kernels(path=None, ax=None):
     """
     found = read(path or recorded())
     with style(grid="both"):
-        ax = ax or plt.subplots(figsize=(9, 5))[1]
+        ax = ax or plt.subplots(figsize=(11, 5))[1]
         for kind, mine in _by_kind(found):
             share = sum(k.us for k in mine) / found.us
             ax.scatter(
@@ -156,10 +158,26 @@ def plot_kernels(path=None, ax=None):
             ax.annotate(text, at, (12, 10), textcoords="offset points", fontsize=9)
         ax.set(xlim=(-3, 103), ylim=(-3, 103))
         ax.set(xlabel="tensor cores at work (% of the time)", ylabel="memory (% of its peak)")
-        ax.set_title(found.about, fontsize=9, fontweight="normal")
-        legend = ax.legend(title="share of the measured time", loc="upper right")
-        [handle.set_sizes([60]) for handle in legend.legend_handles]
+        place = {"loc": "upper left", "bbox_to_anchor": (1, 0.55)}
+        long = {f"{us:,} µs": _dot(us, found) for us in (10, 100, 1000)}
+        wide = {"labelspacing": 1.6, "handletextpad": 1.2}
+        ax.add_artist(legend(ax, long, title="time of a kernel", **wide, **place))
+        place["bbox_to_anchor"] = (1, 1)
+        kinds_of = ax.legend(title="share of the measured time", **place)
+        [handle.set_sizes([60]) for handle in kinds_of.legend_handles]
+        idle = sum(k.us for k in found.all if k.tensor < IDLE) / found.us
+        text = f"{percent(idle)} of the time the tensor cores hardly work"
+        busy = [k for k in found.all if k.tensor < IDLE]
+        memory = sum(k.us * k.memory for k in busy) / max(1e-9, sum(k.us for k in busy))
+        entitle(ax, f"{text}, with memory at {memory:.0f} % of its peak", found.about)
     return ax
+
+
+def _dot(us, found):
+    """Return a dot as large as that of a kernel of this time."""
+    size = 10 + 6000 * us / found.us
+    look = {"mfc": PALETTE["limit"], "mec": "white", "alpha": 0.65}
+    return Line2D([], [], marker="o", ls="", ms=size**0.5, **look)
 
 
 def short(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from dlojz.chapters.n04c_slow import cases as slow
 from dlojz.figures import drawing
-from dlojz.figures.look import PALETTE
+from dlojz.figures.look import PALETTE, entitle
 from dlojz.runs import log
 from dlojz.table import Table
 from dlojz.traces.trace import open_trace
@@ -74,16 +74,33 @@ def ladder(job) -> list[Rung]:
     return rungs
 
 
-def plot_costs(job, ax=None):
+def _repaired_text(rungs):
+    """Return the gain of all repairs, and the one that saves the most."""
+    steps = zip(rungs, rungs[1:], strict=False)
+    saved, most = max((one.ms - other.ms, other.what) for one, other in steps)
+    gain = rungs[0].ms / rungs[-1].ms
+    text = f"All six repaired: {gain:.2g} times as fast; "
+    return f"{text}the most, {saved:,.0f} ms, with {most}"
+
+
+def plot_costs(job, axes=None):
     """Draw the time of a run by repair, one after the other, and each fault's alone."""
-    rungs = ladder(job)
-    with drawing.axes(ax, (9, 3.8), "x") as ax:
+    rungs, layout = ladder(job), {"sharey": True, "width_ratios": (1.6, 1)}
+    with drawing.axes(axes, (10, 3.8), "x", shape=(1, 2), **layout) as axes:
+        ax, beside = axes
         for row, rung in enumerate(rungs):
-            ax.barh(row, rung.ms, 0.65, color=PALETTE["forward"])
-            alone = f"; alone {rung.alone:.2f} times the clean program" if rung.alone else ""
-            ax.text(rung.ms, row, f"  {rung.ms:.0f} ms{alone}", va="center", fontsize=9)
+            last = row == len(rungs) - 1
+            ax.barh(row, rung.ms, 0.65, color=PALETTE["after" if last else "before"])
+            saved = f", {rungs[row - 1].ms - rung.ms:,.0f} less" if row else ""
+            ax.text(rung.ms, row, f"  {rung.ms:,.0f} ms{saved}", va="center", fontsize=9)
+            if rung.alone:
+                beside.barh(row, rung.alone - 1, 0.65, 1, color=PALETTE["failure"])
+                beside.text(max(1, rung.alone), row, f"  {rung.alone:.2f}", va="center", fontsize=9)
         drawing.rows(ax, [rung.what for rung in rungs])
-        ax.set(xlim=(0, 1.7 * max(rung.ms for rung in rungs)))
-        ax.set_xlabel("time of a run (ms): training and validation, median")
-        drawing.caption(ax, f"repaired one after the other; {drawing.where(job)}")
-    return ax
+        ax.set(xlim=(0, 1.4 * max(rung.ms for rung in rungs)))
+        ax.set_xlabel("a run, repaired so far (ms, median)")
+        beside.axvline(1, color=PALETTE["limit"], lw=1)
+        beside.set_xlabel("this fault alone (times the clean program)")
+        beside.margins(x=0.2)
+        entitle(axes, _repaired_text(rungs), f"training and validation; {drawing.where(job)}")
+    return axes

@@ -4,7 +4,6 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass
-from textwrap import wrap
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from dlojz.chapters.n05_dataloader.search import workers_text
 from dlojz.course import UserError
 from dlojz.figures import drawing
-from dlojz.figures.look import PALETTE, SERIES, legend
+from dlojz.figures.look import PALETTE, SERIES, colours, entitle, legend, percent
 from dlojz.figures.report import bytes_text
 from dlojz.runs import log, outcome, stats
 from dlojz.runs.stats import summary
@@ -94,9 +93,17 @@ def plot_decoders(run, ax=None):
         ax.invert_yaxis()
         ax.margins(x=0.1)
         ax.set(xlabel="images per CPU-second (median; the line: all rounds)", xlim=(0, None))
-        drawing.caption(ax, f"one core of {_processor(run)}")
-        drawing.legend(ax, 2, (0, 1.06))
+        drawing.legend(ax, 2)
+        entitle(ax, _fastest_text(found), f"one core of {_processor(run)}")
     return ax
+
+
+def _fastest_text(found):
+    """Return the fastest way to a crop, or to an image, relative to the first."""
+    roads = [way for way in found if way.kind == "road"] or found
+    best = max(roads, key=lambda way: way.median)
+    times = best.median / roads[0].median
+    return f"{best.name}: {times:.3g} times the images per second of {roads[0].name}"
 
 
 def plot_nvjpeg(run, ax=None):
@@ -113,7 +120,11 @@ def plot_nvjpeg(run, ax=None):
         ax.set_xscale("log", base=2)
         ax.set_xticks(list(found), list(found))
         ax.set(xlabel="images in a batch", ylabel="nvJPEG (images/s)", ylim=(0, None))
-        drawing.caption(ax, drawing.where(run))
+        (small, slow), *_, (large, fast) = [*zip(found, median, strict=True)] * 2
+        text = f"nvJPEG decodes {fast:,.0f} images/s in batches of {large:,}"
+        if slow < fast:
+            text += f", {fast / slow:.2g} times as many as in batches of {small:,}"
+        entitle(ax, text, drawing.where(run))
     return ax
 
 
@@ -209,14 +220,14 @@ def plot_supply(loader_runs, model_run, ax=None):
     named = loader_runs if isinstance(loader_runs, dict) else {"the loader gives": loader_runs}
     with drawing.axes(ax, (9, 3.6)) as ax:
         sentences, shown, model = [], {}, summary(model_run)
-        for (name, run), colour in zip(named.items(), SERIES, strict=False):
+        for (name, run), colour in zip(named.items(), colours(named).values(), strict=True):
             found = supply(run, model)
             cases = _loader_cases(loader := log.read(run))
             if not loader.end:
                 sentences.append(f"{name}: its job failed or goes on: worker counts may be missing")
             label = name + _others_text(cases, found.cores)
             shown[label] = _plot_given(ax, cases, colour)
-            sentences += wrap(f"{name}: {found.short}" if len(named) > 1 else str(found), 105)
+            sentences.append(f"{name}: {found.short}" if len(named) > 1 else str(found))
         line = {"color": PALETTE["failure"], "linestyle": "--"}
         band = SERIES[0] if len(named) == 1 else PALETTE["limit"]
         shown["all rounds"] = Patch(color=band, alpha=0.2, lw=0)
@@ -226,7 +237,7 @@ def plot_supply(loader_runs, model_run, ax=None):
         ax.set_xlabel(f"workers (hollow, 0: {itself})")
         if model.disturbance:
             sentences.append(f"the model was disturbed: {model.disturbance}")
-        drawing.caption(ax, "\n".join(sentences))
+        entitle(ax, "\n".join(sentences), drawing.where(model_run))
         legend(ax, shown, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
@@ -260,8 +271,8 @@ def _loader_cases(found):
 # Storage -----------------------------------------------------------------------------
 
 PASSES = {
-    "cold": ("read, cold", PALETTE["transfer"]),
-    "warm": ("read, warm", PALETTE["forward"]),
+    "cold": ("read, cold", PALETTE["limit"]),
+    "warm": ("read, warm", SERIES[5]),
     "decoded": ("read, warm, and decoded", PALETTE["speed"]),
 }
 
@@ -299,9 +310,17 @@ def plot_storage(run, ax=None):
         drawing.rows(ax, copies)
         ax.set(xscale="log", xlabel="images/s, one thread (logarithmic; the line: all rounds)")
         ax.margins(x=0.12, y=0.12)
-        drawing.caption(ax, f"{_processor(run)}; {_cold_text(copies)}")
-        drawing.legend(ax, 3, (0, 1.06))
+        drawing.legend(ax, 3)
+        entitle(ax, _storage_text(copies), f"{_processor(run)}; {_cold_text(copies)}")
     return ax
+
+
+def _storage_text(copies):
+    """Return how many times as fast the first copy is read warm, and decoded, as cold."""
+    name, case = next(iter(copies.items()))
+    cold, warm, decoded = (np.median(case["images_per_s"][way]) for way in PASSES)
+    text = f"{name}: read {warm / cold:.2g} times as fast from memory as from disk"
+    return f"{text}, and decoding leaves {percent(decoded / warm)} of that"
 
 
 def _copies(run):
@@ -355,9 +374,17 @@ def plot_metadata(run, images_per_s: float, gpus: int = 4, ax=None):
         ax.set(yscale="log", xticks=nodes, xlabel="nodes", ylabel="operations/s")
         ax.set_xticklabels(f"{n:.0f}" for n in nodes)
         ax.set_xlim(nodes[0] * 0.8, nodes[-1] * 2)
-        drawing.caption(ax, f"computed: {gpus} GPUs in a node, {images_per_s:,.0f} images/s each")
         ax.legend(loc="upper left", fontsize=9)
+        text = f"{nodes[-1]:.0f} nodes ask for {_asked(kinds, nodes[-1] * gpus * images_per_s)}"
+        setting = f"computed: {gpus} GPUs in a node, {images_per_s:,.0f} images/s each"
+        entitle(ax, text, setting)
     return ax
+
+
+def _asked(kinds, images_per_s):
+    """Return the operations per second for so many images, by the kind of copy."""
+    told = [f"{per * images_per_s:,.0f} operations/s from {kind}" for kind, per in kinds.items()]
+    return ", ".join(told)
 
 
 REST = "the rest"
@@ -418,9 +445,13 @@ def plot_tasks(run, ax=None):
             drawing.stack(ax, row, parts, COLOURS, 0.65)
         drawing.write_widths(ax, "{:.0%}", 0.04, color="white", fontsize=9)
         drawing.rows(ax, found)
-        ax.set(xlim=(0, 1), xlabel="\n".join(["share of the time", *wrap(trouble, 100)]))
+        ax.set(xlim=(0, 1), xlabel="share of the time")
         ax.xaxis.set_major_formatter(PercentFormatter(1))
         drawing.legend(ax, 5)
+        parts = next(iter(found.values()))
+        most = max((t for t in parts if t != REST), key=parts.get)
+        text = f"{percent(parts[most])} of the loading is to {most}"
+        entitle(ax, text, "\n".join(filter(None, (drawing.where(run), trouble))))
     return ax
 
 

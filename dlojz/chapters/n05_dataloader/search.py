@@ -5,7 +5,7 @@ from textwrap import fill
 
 from dlojz.course import UserError, progress
 from dlojz.figures import drawing
-from dlojz.figures.look import PALETTE
+from dlojz.figures.look import PALETTE, entitle
 from dlojz.figures.report import bytes_text, duration_text
 from dlojz.runs import derived, log, stats
 from dlojz.table import Table
@@ -152,8 +152,19 @@ def plot_trials(runs, ax=None):
         ax.set(xlim=(0, 1.9 * max(row["images_per_s"] for row in rows)))  # room for the text
         ax.set_xlabel("images/s (pale: the share of a step that waits for images)")
         what = f"{rows[0]['model']}, {rows[0]['image_size']} px, batch {rows[0]['batch_size']}"
-        drawing.caption(ax, f"{what}; {rows[0]['device_name']}")
+        entitle(ax, _trials_text(rows, best), f"{what}; {rows[0]['device_name']}")
     return ax
+
+
+def _trials_text(rows, best):
+    """Return the fastest trial, relative to the first."""
+    if not best:
+        return "No trial was undisturbed and complete"
+    fast = max(best, key=lambda row: row["images_per_s"])
+    times = fast["images_per_s"] / rows[0]["images_per_s"]
+    if fast is rows[0]:
+        return f"{fast['name']}, the first of {len(rows)} trials, is the fastest"
+    return f"{fast['name']}: {times:.3g} times as fast as {rows[0]['name']}, in {len(rows)} trials"
 
 
 def _fastest(rows):
