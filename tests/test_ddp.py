@@ -49,7 +49,9 @@ def test_speed_is_that_of_all_processes_and_a_failed_run_has_none(tmp_path):
         ("2", "512", "512 to 512", "1", "80.0%"),
     ]
     ax = figures.plot_scaling(runs[:2])
-    assert [t.get_text() for t in ax.texts] == ["320 (100.0%)", "512 (80.0%)"]
+    assert [t.get_text() for t in ax.texts] == ["320 images/s", "512 images/s"]
+    assert [bar.get_height() for bar in ax.patches] == pytest.approx([0, 20]), "what is missing"
+    assert ax.figure.get_suptitle() == "2 processes reach 80.0 % of linear scaling"
 
 
 def test_without_one_process_there_is_nothing_to_compare_with(tmp_path):
@@ -242,7 +244,7 @@ def test_an_experiment_that_did_not_end_says_so(tmp_path):
 
 def test_variants_that_were_compiled_are_said_to_be():
     eager, compiled = (
-        figures.plot_variants(recorded.recorded(f"h200/{step}-ddp-x2")).get_title("left")
+        figures.plot_variants(recorded.recorded(f"h200/{step}-ddp-x2")).figure.get_supxlabel()
         for step in ("06", "09")
     )
     assert "compiled" in compiled

@@ -155,8 +155,9 @@ def test_a_finder_is_compared_with_what_trains_best(run, tmp_path):
     assert minima[1024] == pytest.approx(0.2, rel=0.2)
     ax = n08.plot_finder(curves, run)
     assert title(ax).endswith("0.87 (batch 64), 0.55 (batch 256), 0.5 (batch 1,024)")
-    assert "64 trains best: 0.1" in labels(ax)
-    assert "1,024, linear rule: 1.6" in labels(ax)
+    assert labels(ax)[-3:] == ["the rate that trains best", "square root rule", "linear rule"]
+    marked = {(line.get_marker(), *np.round(line.get_xdata(), 2)) for line in ax.lines}
+    assert {("o", 0.1), ("s", 0.4), ("^", 1.6)} <= marked, "64's rate, and 1,024's by the rules"
     alone = n08.plot_finder(curves)
     assert title(alone).startswith("The loss is lowest at 0.11 (batch 64)")
     assert len(labels(alone)) == 3

@@ -29,7 +29,7 @@ def test_each_record_is_drawn_with_its_batch_and_has_a_source():
     batches = [record.batch for record in history.RECORDS]
     known = [(batch, area) for batch, area in zip(batches, areas, strict=True) if batch]
     assert [area for _, area in sorted(known)] == sorted(area for _, area in known)
-    assert "from 14 days to 74.7 s" in ax.get_title(loc="left")
+    assert "from 14 days to 74.7 s" in ax.figure.get_suptitle()
 
 
 def finder(path, losses):
@@ -41,7 +41,7 @@ def test_the_curve_of_a_finder_names_its_lowest_loss(tmp_path):
     ax = n08.plot_rates(finder(tmp_path / "a.jsonl", [2.3, 1.9, 2.1, math.nan]))
     assert [*ax.lines[0].get_ydata()] == [2.3, 1.9, 2.1]
     assert ax.texts[0].get_text() == " lowest loss: at 0.01"
-    assert ax.get_title(loc="left").startswith("4 updates, one at each rate")
+    assert ax.figure.get_supxlabel().startswith("4 updates, one at each rate")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_layers_are_drawn_in_their_order(tmp_path):
     ax = n08.plot_layers(with_cases(tmp_path / "a.jsonl", cases, updates=5))
     assert [label.get_text() for label in ax.get_xticklabels()] == ["conv1.weight", "fc.weight"]
     assert [*ax.lines[0].get_ydata()] == [0.3, 0.1]
-    assert ax.get_title(loc="left") == "update 5, weights of two and more dimensions"
+    assert ax.figure.get_supxlabel().startswith("update 5, weights of two and more dimensions")
 
 
 def test_the_ratio_of_rates_is_that_of_the_large_batch_and_the_smallest(tmp_path):

@@ -122,7 +122,7 @@ def test_what_is_drawn_of_a_run_is_in_its_log(two):
     assert peaks["DDP, process 0"].bytes == pytest.approx(16 * PARAMETERS, rel=1e-3)
     assert peaks[f"{ZERO3}, process 1"].bytes < 0.7 * peaks["DDP, process 1"].bytes
     ax = figures.plot_held(two)
-    assert "without activations" in ax.get_title(loc="left")
+    assert "without activations" in ax.figure.get_supxlabel()
     assert "(MB)" in ax.get_xlabel()
     assert [row[0] for row in figures.equality(two).rows] == ["DDP", ZERO3, ZERO2, ROOT]
 
@@ -285,7 +285,7 @@ def test_on_a_gpu_the_rest_of_the_peak_is_activations(tmp_path):
     run = with_cases(tmp_path / "s.jsonl", {"DDP": way(9e9)})
     assert figures.held(run)["DDP, process 0"].parts["activations"] == 5e9
     ax = figures.plot_held(run)
-    assert "all the rest of the peak" in ax.get_title(loc="left")
+    assert "all the rest of the peak" in ax.figure.get_supxlabel()
     assert "9 GB" in ax.texts[0].get_text()
 
 
@@ -307,7 +307,7 @@ def test_what_the_trainer_held_is_drawn_by_process(tmp_path):
     assert [*found] == [f"{way}, process {rank}" for way in ("DDP", "FSDP2") for rank in (0, 1)]
     assert [peak.bytes for peak in found.values()] == [32e6, 32e6, 16e6, 16e6]
     ax = figures.plot_trained([before, after], ["DDP", "FSDP2"])
-    assert "without activations" in ax.get_title(loc="left"), "a process's peak is not theirs"
+    assert "without activations" in ax.figure.get_supxlabel(), "a process's peak is not theirs"
     assert [text.get_text().strip() for text in ax.texts] == 2 * ["32 MB"] + 2 * ["16 MB"]
     on_gpu = trained(tmp_path / "gpu", whole, 40e6)
     peak = figures.trained([on_gpu], ["DDP"])["DDP, process 1"]
@@ -480,13 +480,17 @@ def test_what_fits_is_drawn_with_the_cards():
     ax = figures.plot_fits(run)
     drawn = [label.get_text() for label in ax.get_yticklabels()]
     assert [name for name in drawn if "DDP" in name] == ["1,024 GPUs, DDP"]
-    assert [n for n in drawn if "DDP" not in n] == [
+    assert {n for n in drawn if "DDP" not in n} == {
         n for n in figures.predicted(run) if "DDP" not in n
-    ]
+    }
+    assert [figures.AGAIN in name for name in drawn] == 6 * [False] + 5 * [True]
+    (enlarged,) = ax.child_axes
+    assert [text.get_text() for text in enlarged.texts] == ["12.6 GB", "5.6 GB", "6.75 GB"]
     named = {text.get_text() for text in ax.get_legend().get_texts()}
     assert {"parameters", "activations", "casts"} < named
     assert "buffers" not in named, "too small to see"
     assert {line.get_xdata()[0] for line in ax.lines} == {80, 141}
+    assert ax.figure.get_suptitle().startswith("Of 11 plans 7 fit 80 GB, 11 fit 141 GB")
     said = [text.get_text() for text in ax.texts]
     assert {"80 GB", "141 GB"} < set(said)
     peaks = {name: peak.bytes for name, peak in figures.predicted(run).items()}

@@ -169,7 +169,7 @@ def test_the_bars_of_the_speed_end_where_the_hardware_was():
     used = figures.used(runs.recorded(PREDICTED))
     assert [bar.get_width() for bar in own] == [u.tflops for _, u in used]
     assert sum(bar.get_width() > 0 for bar in again) == 3, "with checkpointing"
-    assert ax.get_title("left").endswith("2026-11-23 to 2026-11-25"), "all recordings"
+    assert ax.figure.get_supxlabel().endswith("2026-11-23 to 2026-11-25"), "all recordings"
     sold, product = (line.get_xdata()[0] for line in ax.lines)
     assert (sold, product) == (989.5, pytest.approx(788.8, abs=0.1))
     assert {"51%  ", "52%  "} <= {text.get_text() for text in ax.texts}

@@ -70,7 +70,7 @@ STYLE = {
     "legend.frameon": False,
     "savefig.bbox": "tight",
 }
-WIDE = 11  # characters of a title in an inch
+WIDE = 10.5  # characters of a title in an inch
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:

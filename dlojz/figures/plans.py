@@ -33,6 +33,7 @@ ONE_FORWARD = (
     "1F1B: a stage holds the activations of as many parts as there are stages from it to the last. "
     "FSDP gathers its weights once in a step, and reduces the gradients of all parts at its end."
 )
+NAMED = 8  # parts in a legend
 WIDTH = 40  # characters of the longest bar
 VISIBLE = 0.002  # of the longest bar: the legend names no smaller part
 CARD = {"color": PALETTE["limit"], "linestyle": "--", "lw": 1}  # the line of a card's memory
@@ -140,7 +141,7 @@ def answer(plan: Mapping, ways: Sequence[Mapping]) -> str:
 def plot(peaks: Mapping[str, Peak], ax=None, each="GPU"):
     """Draw the parts of these peaks as stacked bars, by name."""
     ax = ax or plt.subplots(figsize=(8, 1.2 + 0.5 * len(peaks)))[1]
-    names, shown = [*peaks], set()
+    names, shown, thick = [*peaks], set(), _thickest(peaks)
     largest = max(peak.bytes for peak in peaks.values())
     unit, scale = ("GB", 1e9) if largest >= 1e9 else ("MB", 1e6)
     for y, peak in enumerate(peaks.values()):
@@ -148,7 +149,7 @@ def plot(peaks: Mapping[str, Peak], ax=None, each="GPU"):
         for part in PARTS:
             size = max(0, peak.parts.get(part, 0)) / scale
             if size:
-                named = part not in shown and size > VISIBLE * largest / scale
+                named = part not in shown and part in thick
                 ax.barh(y, size, left=left, color=MEMORY[part], label=part if named else None)
                 shown.update([part] * named)
             left += size
@@ -157,8 +158,16 @@ def plot(peaks: Mapping[str, Peak], ax=None, each="GPU"):
     ax.invert_yaxis()
     ax.set(xlabel=f"memory of each {each} ({unit})", xlim=(0, 1.15 * largest / scale))
     below = -0.6 / (0.5 + 0.5 * len(peaks))  # nearly half an inch
-    ax.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, below), frameon=False)
+    ax.legend(ncols=4, loc="upper right", bbox_to_anchor=(1, below), frameon=False)
     return ax
+
+
+def _thickest(peaks):
+    """Return the parts that a legend names: the largest of all bars, and no invisible one."""
+    largest = max(peak.bytes for peak in peaks.values())
+    sizes = {part: max(peak.parts.get(part, 0) for peak in peaks.values()) for part in PARTS}
+    seen = [part for part in PARTS if sizes[part] > VISIBLE * largest]
+    return sorted(seen, key=lambda part: -sizes[part])[:NAMED]
 
 
 def label(ax, x, y, text, points=6, **look):

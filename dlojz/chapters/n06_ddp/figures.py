@@ -9,7 +9,7 @@ from scipy.optimize import nnls
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
-from dlojz.figures.look import COLLECTIVES, PALE, PALETTE, SERIES, legend
+from dlojz.figures.look import COLLECTIVES, PALE, PALETTE, SERIES, entitle, legend, percent
 from dlojz.runs import log, stats
 from dlojz.table import Table
 
@@ -61,24 +61,38 @@ def efficiency(runs) -> Table:
 
 
 def plot_scaling(runs, ax=None):
-    """Draw images/s against the number of processes, beside linear scaling from the smallest."""
+    """Draw what is missing to linear scaling, in percent of it, against the number of processes."""
     runs = [stats.summary(run) for run in runs]
     found = speeds(runs)
     if not found:
         raise UserError("no run has measured a speed; job.explain() says why")
-    with drawing.axes(ax, (6.5, 3.6)) as ax:
-        sizes, means = list(found), [np.mean(v) for v in found.values()]
-        ideal = [n * means[0] / sizes[0] for n in sizes]
-        ax.plot(sizes, ideal, "--", color=PALETTE["limit"], label="linear")
-        ax.plot(sizes, means, "o-", color=PALETTE["speed"], label="measured")
-        for n, mean, line in zip(sizes, means, ideal, strict=True):
-            text = f"{mean:,.0f} ({mean / line:.1%})"
-            ax.annotate(text, (n, mean), (8, -14), textcoords="offset points")
-        ax.set(xlabel="processes", ylabel="images/s, all together", xticks=sizes)
-        ax.set(xlim=(0, 1.3 * max(sizes)), ylim=(0, 1.15 * max(ideal)))
-        drawing.caption(ax, drawing.where(runs[-1]) + report.disturbed_text(runs))
-        ax.legend(loc="upper left")
+    with drawing.axes(ax, (7, 3.6)) as ax:
+        least, means = min(found), {n: np.mean(values) for n, values in found.items()}
+        each = means[least] / least  # images/s of a process, if scaling were linear
+        for at, (n, values) in enumerate(found.items()):
+            missing = [100 * (1 - value / (n * each)) for value in values]
+            mean = 100 * (1 - means[n] / (n * each))
+            ax.bar(at, mean, 0.6, color=PALETTE["after"])
+            ax.plot([at] * len(missing), missing, "o", ms=4, color="black", alpha=0.5, mew=0)
+            text = f"{means[n]:,.0f} images/s"
+            above = {"textcoords": "offset points", "ha": "center", "fontsize": 9}
+            ax.annotate(text, (at, max(0, *missing)), (0, 6), **above)
+        ax.axhline(0, color="black", lw=0.8)
+        ax.set_xticks(range(len(found)), list(found))
+        ax.set(xlabel="processes", ylabel="missing to linear scaling (%)")
+        low, high = ax.get_ylim()
+        ax.set_ylim(low, high + 0.2 * (high - low))
+        setting = f"dots: runs; {drawing.where(runs[-1])}{report.disturbed_text(runs)}"
+        entitle(ax, _scaling_text(means, each), setting)
     return ax
+
+
+def _scaling_text(means, each):
+    """Return the share of linear scaling that the most processes reach."""
+    most = max(means)
+    if len(means) == 1:
+        return f"{most} process{'es' * (most > 1)}: {means[most]:,.0f} images/s"
+    return f"{most} processes reach {percent(means[most] / most / each, 1)} of linear scaling"
 
 
 # The link ----------------------------------------------------------------------------------------
@@ -134,15 +148,31 @@ def _fitted(n, sizes, ms) -> Link:
     return Link(n, latency, 1 / per_byte)
 
 
+def _link_text(model):
+    """Return the size of a tensor whose bytes cost as much as the call itself."""
+    half = model.latency_s * model.bandwidth / model.sent(1)
+    size = report.bytes_text(half)
+    return (
+        f"{model.processes} processes: below {size} the latency of a call costs more than its bytes"
+    )
+
+
 def plot_link(runs, ax=None):
     """Draw the time of an all-reduce against the size of its tensor, measured and modelled."""
+    told = []
     with drawing.axes(ax, (11, 3.8), "both") as ax:
         for run, colour in zip(runs, SERIES, strict=False):
             n, sizes, ms = _all_reduces(run)
             model = _fitted(n, sizes, ms)
             ax.plot(sizes, ms, "o", color=colour, label=drawing.where(run))
             ax.plot(sizes, model.milliseconds(sizes), color=colour, label=str(model))
+            told.append(_link_text(model))
         ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="all-reduce (ms)")
+        entitle(
+            ax,
+            "\n".join(told),
+            "lines: the model fitted to the points, latency + bytes sent / bandwidth",
+        )
         ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: report.bytes_text(size)))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:g}"))
         ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
@@ -182,8 +212,21 @@ def plot_variants(run, only=None, to=None, ax=None):
         given = run.start["arguments"]
         what = f"{given['model']}, batch {given['batch_size']} x {run.start['size']} processes"
         what += ", compiled" * (given.get("compile", "off") != "off")
-        drawing.caption(ax, f"{what}; {drawing.where(run)}")
+        entitle(ax, _added_text(name, first, others), f"{what}; {drawing.where(run)}")
     return ax
+
+
+def _added_text(name, first, others):
+    """Return the variant that changes the time most, in percent."""
+    added = {
+        other: np.median(np.subtract(case["step_ms"], first["step_ms"]))
+        / np.median(first["step_ms"])
+        for other, case in others
+    }
+    most = max(added, key=lambda other: abs(added[other]))
+    change = f"{100 * abs(added[most]):.1f} % {'more' if added[most] > 0 else 'less'}"
+    text = f"{most}: {change} time than {name}"
+    return f"{text}, the most of {len(added)}" if len(added) > 1 else text
 
 
 def calls(run, variants) -> Table:
@@ -243,6 +286,10 @@ def plot_losses(runs, labels, axes=None):
         axes[0].set(xlabel="update", ylabel="mean loss of an update")
         axes[1].set(xlabel="update", yscale="log", ylim=(5e-10, 1))
         axes[1].set_ylabel(f"relative distance from {labels[0]}", parse_math=False)
+        if len(losses) > 1:
+            most = max(_away(found, losses[0]).max() for found in losses[1:])
+            text = f"The losses lie at most {100 * most:.2g} % from those of {labels[0]}"
+            entitle(axes, text, drawing.where(runs[0]))
         for ax, named in zip(axes, (drawn, away), strict=True):
             ax.xaxis.get_major_locator().set_params(integer=True)
             legend(ax, named, fontsize=9)
@@ -273,9 +320,19 @@ def plot_running_means(run, channels=16, ax=None):
             ax.plot(means, "o", color=colour, alpha=0.85, label=f"process {rank}")
         ax.axhline(0, color=PALETTE["limit"], lw=0.8)
         ax.set(xlabel="channel of the first normalization", ylabel="running mean")
-        drawing.caption(ax, drawing.where(run))
-        ax.legend(ncols=4, loc="upper left", bbox_to_anchor=(0, -0.2))
+        drawing.legend(ax, 4)
+        entitle(ax, _means_text(ranks), drawing.where(run))
     return ax
+
+
+def _means_text(ranks):
+    """Return the share of channels whose running mean has another sign in another process."""
+    signs = np.sign([found.cases["running means"]["channels"] for found in ranks])
+    differ = (signs != signs[0]).any(0)
+    if not differ.any() and len(ranks) > 1:
+        return f"No running mean has another sign in another of {len(ranks)} processes"
+    text = f"{differ.sum()} of {differ.size} running means have another sign in another process"
+    return text
 
 
 def statistics(run) -> Table:
@@ -355,20 +412,20 @@ def plot_collectives(job, axes=None):
         drawing.rows(when, range(len(runs)))
         when.set_ylabel("process")
         when.set_xlabel("since the backward pass of the last step began (ms, each process's clock)")
-        when.set_title(_title(runs))
-        much.set(xlabel="sent in a step (MB)", xlim=(0, None), title="how much")
-        drawing.legend(when, 4, (0, -0.25), loc="upper left")
+        much.set(xlabel="sent in a step (MB)", xlim=(0, None))
+        drawing.legend(when, 4)
+        entitle(axes, _title(runs), drawing.where(runs[0]))
     return axes
 
 
 def _title(runs):
     if not runs[0].last.on_gpu:
-        return "when: buckets are sent while the backward pass goes on"
+        return "Buckets are sent while the backward pass goes on"
     spent = max(run.last.communication_ms for run in runs)
     if runs[0].last.only_asked:
-        return f"when launched; on the GPU {spent:.1f} ms"
+        return f"The messages take {spent:.1f} ms on the GPU; marks: their launches"
     exposed = max(run.last.exposed_ms for run in runs)
-    return f"when, on the GPU: {spent:.1f} ms, {exposed:.1f} of them not overlapped"
+    return f"The messages take {spent:.1f} ms on the GPU, {exposed:.1f} of them not overlapped"
 
 
 def _plot_rank(ax, rank, run):

@@ -10,7 +10,7 @@ import numpy as np
 from dlojz import course
 from dlojz.course import UserError
 from dlojz.figures import drawing, paired
-from dlojz.figures.look import PALETTE, SERIES
+from dlojz.figures.look import PALETTE, SERIES, entitle
 from dlojz.figures.report import hardware_text
 from dlojz.runs.stats import interval, summary
 from dlojz.table import Table
@@ -97,11 +97,19 @@ def plot_costs(run, model_run, cores: int | None = None, size: int = 224, ax=Non
         drawing.rows(ax, ways)
         ax.margins(x=0.1)
         ax.set(xlabel=f"images/s of {cores} cores, if each is as fast as one (median; line: all)")
-        drawing.caption(
-            ax, f"{size} px, from JPEG files; {_processor(run)}\n{hardware_text(model)}"
-        )
-        drawing.legend(ax, 2, (0, 1.12))
+        drawing.legend(ax, 2)
+        setting = f"{size} px, from JPEG files; {_processor(run)}\n{hardware_text(model)}"
+        entitle(ax, _fed_text(found, cores, model), setting)
     return ax
+
+
+def _fed_text(found, cores, model):
+    """Return how many roads feed the model, and the slowest."""
+    speeds = {road: cores / float(np.median(spent)) for road, spent in found.items()}
+    fed = sum(speed >= model.images_per_s for speed in speeds.values())
+    (kind, way), slowest = min(speeds.items(), key=lambda each: each[1])
+    text = f"{cores} cores feed {model.model} on {fed} of {len(speeds)} roads"
+    return f"{text}; the slowest, {way} on {ROADS[kind][0]}, gives {slowest:,.0f} images/s"
 
 
 def _processor(run):
@@ -149,9 +157,24 @@ def plot_mixing(run, axes=None):
             ax.set_xticks(sizes, sizes)
             ax.minorticks_off()
             drawing.legend(ax, 1, (0, 1.08))
-        axes[0].set_ylabel("ms (median; band: all rounds)")
-        drawing.heading(axes, f"{s.arguments['image_size']} px; {drawing.where(run)}")
+        axes[0].set_ylabel("a batch (ms, median; band: all rounds)")
+        text = "\n".join(filter(None, (_mixing_text(run, how) for how in hows)))
+        entitle(axes, text, f"{s.arguments['image_size']} px; {drawing.where(run)}")
     return axes
+
+
+def _mixing_text(run, how):
+    """Return how many times as fast the largest batch is mixed at once as image by image."""
+    ms = {
+        (case["images"], case["way"]): statistics.median(case["ms"])
+        for case in run.cases.values()
+        if case["how"] == how
+    }
+    most = max(images for images, _ in ms)
+    if not {(most, "loop"), (most, "masks")} <= ms.keys():
+        return ""
+    gain = ms[most, "loop"] / ms[most, "masks"]
+    return f"{how}, {most} images: at once {gain:.3g} times as fast as image by image"
 
 
 def _plot_way(ax, cases, label, colour, on_gpu):
@@ -258,9 +281,20 @@ def plot_crossing(short_run, long_run, ax=None):
         ax.set(xlabel="difference in accuracy from the clean training (percentage points)")
         ax.margins(x=0.08)
         note = "diamond and bar: mean of the pairs and its 95 % interval; dots: seeds"
-        drawing.caption(ax, f"{note}\n{_model(short_run)}; {drawing.where(short_run)}")
-        drawing.legend(ax, 1, (0, 1.14))
+        drawing.legend(ax, 1)
+        setting = f"{note}\n{_model(short_run)}; {drawing.where(short_run)}"
+        entitle(ax, _crossing_text(found, titles), setting)
     return ax
+
+
+def _crossing_text(found, titles):
+    """Return how many changes gain in each task."""
+    told = []
+    for name, task in found.items():
+        better = sum(row.difference.word == paired.BETTER for row in task.others.values())
+        worse = sum(row.difference.word == paired.WORSE for row in task.others.values())
+        told.append(f"{name}: {better} better, {worse} worse")
+    return f"Of {len(titles)} changes, {'; '.join(told)}"
 
 
 def _sizes(run):

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from dlojz.figures import drawing
-from dlojz.figures.look import PALETTE, SERIES
+from dlojz.figures.look import PALETTE, SERIES, entitle
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 UNKNOWN = PALETTE["limit"]  # colour of a batch that its source does not name
@@ -56,7 +56,8 @@ def plot_history(ax=None):
         ax.minorticks_off()
         first, last = RECORDS[0].seconds, RECORDS[-2].seconds
         title = f"ResNet-50 on ImageNet: from {first / DAY:.0f} days to {last:.1f} s in two years"
-        drawing.caption(ax, f"{title}. Area: batch of an update (gray: its source names none)")
+        sources = "area: the batch of an update (grey: its source names none); as reported"
+        entitle(ax, title, sources)
     return ax
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from dlojz.chapters.n08_large_batch import figures
 from dlojz.course import UserError
 from dlojz.figures import drawing
-from dlojz.figures.look import PALETTE, SERIES
+from dlojz.figures.look import PALETTE, SERIES, entitle
 from dlojz.runs import log
 
 lengths_of = partial(drawing.of_experiment, field="ratios", experiment="experiments/layers.py")
@@ -28,7 +28,8 @@ def plot_rates(run, ax=None):
         ax.axvline(lowest, color=PALETTE["limit"], ls="--", lw=1)
         ax.text(lowest, ax.get_ylim()[1], f" lowest loss: at {lowest:.2g}", va="top", fontsize=9)
         ax.set(xscale="log", xlabel="learning rate", ylabel="loss before the update")
-        drawing.caption(ax, f"{len(table)} updates, one at each rate; {drawing.where(run)}")
+        setting = f"{len(table)} updates, one at each rate; {drawing.where(run)}"
+        entitle(ax, f"The loss is lowest at a rate of {lowest:.2g}", setting)
     return ax
 
 
@@ -44,9 +45,19 @@ def plot_layers(run, ax=None):
         ax.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
         ax.set(yscale="log", ylabel="length of the update / of the weights")
         updates = run.start["arguments"]["updates"]
-        drawing.caption(ax, f"update {updates}, weights of two and more dimensions")
-        drawing.legend(ax, 2, (0, 1.06))
+        drawing.legend(ax, 2)
+        setting = f"update {updates}, weights of two and more dimensions; {drawing.where(run)}"
+        entitle(ax, _spread_text(run), setting)
     return ax
+
+
+def _spread_text(run):
+    """Return how far apart the layers' relative updates are, by optimizer."""
+    told = []
+    for name, case in run.cases.items():
+        ratios = [ratio for ratio in case["ratios"].values() if ratio > 0]
+        told.append(f"{name} {max(ratios) / min(ratios):.3g} times")
+    return f"Relative updates of the layers lie apart: {', '.join(told)}"
 
 
 def rate_ratio(run, optimizer: str = "sgd") -> float:

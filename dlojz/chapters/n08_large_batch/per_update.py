@@ -7,7 +7,7 @@ import numpy as np
 
 from dlojz.chapters.n08_large_batch.figures import by_optimizer
 from dlojz.figures import drawing
-from dlojz.figures.look import SERIES, entitle
+from dlojz.figures.look import PALETTE, SERIES, entitle
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
@@ -42,11 +42,15 @@ def plot_finder(run, batches_run=None, ax=None):
                     ax.plot(case["rates"], case["losses"], color=colour, lw=1, alpha=0.7)
             ax.plot([], [], color=colour, label=label)
             if batch in chosen:
-                _mark(ax, chosen[batch], number, "o", f"{batch:,} trains best: {chosen[batch]:g}")
+                _mark(ax, chosen[batch], number, "o")
             if chosen and batch > min(chosen):
-                for rule, (marker, power) in RULES.items():
-                    rate = chosen[min(chosen)] * (batch / min(chosen)) ** power
-                    _mark(ax, rate, number, marker, f"{batch:,}, {rule} rule: {rate:.2g}")
+                for marker, power in RULES.values():
+                    _mark(ax, chosen[min(chosen)] * (batch / min(chosen)) ** power, number, marker)
+        if chosen:
+            marks = {"the rate that trains best": "o"}
+            marks |= {f"{rule} rule": marker for rule, (marker, _) in RULES.items()}
+            for label, marker in marks.items():
+                ax.plot([], [], marker, ls="", color=PALETTE["limit"], ms=8, label=label)
         first = max(case["losses"][0] for case in finder_of(run).cases.values())
         ax.set(xscale="log", ylim=(0, 1.5 * first), xlabel="learning rate", ylabel="loss")
         drawing.legend(ax, 1, (0, 0), fontsize=8)
@@ -55,9 +59,9 @@ def plot_finder(run, batches_run=None, ax=None):
     return ax
 
 
-def _mark(ax, rate, number, marker, label):
+def _mark(ax, rate, number, marker):
     """Mark a rate near the bottom of the axes, at a height for each batch."""
-    look = {"color": SERIES[number], "mec": "white", "ms": 9, "ls": "", "label": label}
+    look = {"color": SERIES[number], "mec": "white", "ms": 9, "ls": ""}
     ax.plot([rate], [0.04 + 0.06 * number], marker, transform=ax.get_xaxis_transform(), **look)
 
 

@@ -50,8 +50,18 @@ def plot_pointwise(run, axes=None):
             ax.set_title(title, fontsize=10)
         handles = drawing.swatches({"eager": EAGER, "compiled": COMPILED})
         legend(axes[0], handles, loc="upper left")
-        drawing.heading(axes, f"{drawing.where(run)}\n{RATIO}")
+        entitle(axes, _chains_text(run, sizes), f"{RATIO}\n{drawing.where(run)}")
     return axes
+
+
+def _chains_text(run, sizes):
+    """Return the range of the gains, on the longest and on the shortest tensors."""
+    told = []
+    for elements in dict.fromkeys((max(sizes), min(sizes))):
+        cases = [case for case in run.cases.values() if case["elements"] == elements]
+        gains = [ratio(case["eager_ms"], case["compiled_ms"]) for case in cases]
+        told.append(f"{min(gains):.2g} to {max(gains):.2g} on {elements:,} elements")
+    return f"Compiled, times as fast: {', '.join(told)}"
 
 
 def _plot_pair(ax, at, case, scale):
@@ -196,6 +206,12 @@ def plot_calls(run, cases=("Python counter", "Python counter, repaired"), ax=Non
         ax.set_xticks(range(1, longest + 1))
         ax.set(xlim=(0.4, longest + 0.6), xlabel="call")
         drawing.legend(ax, 3, named=drawing.swatches(looks))
+        counts = {name: sum(map(bool, found[name]["graphs_made"])) for name in cases}
+        most = max(counts, key=counts.get)
+        text = f"{most}: compiled {counts[most]} times in {longest} calls"
+        least = min(counts, key=counts.get)
+        text += f", {least} {counts[least]}" * (least != most)
+        entitle(ax, text, drawing.where(run))
     return ax
 
 

@@ -14,6 +14,7 @@ from dlojz.chapters.n09_compile.figures import COMPILED, EAGER
 from dlojz.chapters.n09b_modes.worth_figures import steps_text
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
+from dlojz.figures.look import entitle
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import QUIET, Table
 
@@ -152,8 +153,7 @@ def plot_rungs(runs: Sequence, axes=None):
         axes = np.reshape(axes, (-1, 2))
         figure = axes[0][0].figure
         figure.get_layout_engine().set(hspace=0.06)
-        look = {"fontsize": 8.5, "x": 0.01, "ha": "left", "color": QUIET}
-        figure.supxlabel(_caption(found), parse_math=False, **look)
+        entitle(axes, _gains_text(found), _caption(found))
         for (speed, energy), (title, rungs) in zip(axes, found.items(), strict=True):
             _plot_speed(speed, rungs)
             _plot_energy(energy, rungs)
@@ -163,6 +163,21 @@ def plot_rungs(runs: Sequence, axes=None):
             speed.set_yticks(range(len(rungs)), names, parse_math=False)
             speed.set_ylim(len(rungs) - 0.4, -0.6)
     return axes
+
+
+def _gains_text(found):
+    """Return the least and the most gain of the compiled runs, with their models and batches."""
+    gains = [
+        (rung.gain, title)
+        for title, rungs in found.items()
+        for rung in rungs
+        if rung.run.graphs and rung.run is not rung.first
+    ]
+    if not gains:
+        return "No run here is compiled"
+    (least, one), (most, other) = min(gains), max(gains)
+    text = f"Compiled: {most:.2f} times as fast at best ({other})"
+    return text if len(gains) == 1 else f"{text}, {least:.2f} at least ({one})"
 
 
 def _plot_speed(ax, rungs):

@@ -11,13 +11,15 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, plans, report
-from dlojz.figures.look import PALETTE, SERIES, legend, style
+from dlojz.figures.look import PALETTE, SERIES, entitle, legend, percent, style
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
 from dlojz.table import Table
 
 HELD = ("parameters", "gradients", "unreduced", "optimizer", "gathered")
 MOVED = ("parameters", "gradients", "optimizer")  # moved to the host by FSDP2's offload policy
+AGAIN = ", checkpointing"
+SHORT = 0.2  # of the longest bar: shorter ones are drawn enlarged, too
 CARDS = {"80 GB": 80e9, "141 GB": 141e9}  # of an H100 and an H200
 
 
@@ -109,8 +111,12 @@ def plot_sent(run, ax=None):
         ax.invert_yaxis()
         ax.set(xlabel="a node sends in a step (MB)")
         count = log.read(run).start["size"]
-        drawing.caption(ax, f"{count} processes, counted as if on {nodes(run)} nodes")
-        drawing.legend(ax, 2, (1, 1), loc="lower right")
+        drawing.legend(ax, 2)
+        crossing = {way: outside for way, (_, outside) in found.items() if outside}
+        least, most = (f(crossing, key=crossing.get) for f in (min, max))
+        share = percent(crossing[least] / crossing[most])
+        text = f"{least}: {share} of the bytes of {most} leave the node"
+        entitle(ax, text, f"{count} processes, counted as if on {nodes(run)} nodes")
     return ax
 
 
@@ -181,8 +187,18 @@ def _plot_held(found, run, ax):
         ax = plans.plot(found, ax=ax, each="process")
         activations = any("activations" in peak.parts for peak in found.values())
         rest = "activations: all the rest of the peak" if activations else "without activations"
-        drawing.caption(ax, f"{drawing.where(run)}; {rest}")
+        entitle(ax, _held_text(found), f"{drawing.where(run)}; {rest}")
     return ax
+
+
+def _held_text(found):
+    """Return the least memory of a process, relative to the first one's."""
+    first, least = next(iter(found)), min(found, key=lambda name: found[name].bytes)
+    share = percent(found[least].bytes / found[first].bytes)
+    if least == first:
+        return f"{first}: {report.bytes_text(found[first].bytes)}, the least"
+    least, first = (name.rpartition(", process")[0] for name in (least, first))
+    return f"{least}: {share} of the memory of {first}"
 
 
 # Padding -----------------------------------------------------------------------------------------
@@ -222,8 +238,14 @@ def plot_padding(run, ax=None):
         ax.set_xscale("log", base=2)
         ax.set_xticks(gpus := [*next(iter(found.values()))], [f"{n:,}" for n in gpus])
         ax.set(yscale="log", xlabel="GPUs", ylabel="gathered by each GPU (MB)")
-        ax.set_title(f"parameters outside of the blocks, {run_model(run)}, float32")
         ax.legend()
+        (one, first), *_, (other, last) = [*found.items()] * 2
+        gpus = max(first.keys() & last.keys())
+        text = (
+            f"On {gpus:,} GPUs each gathers {first[gpus] / last[gpus]:,.0f} times as much by {one}"
+        )
+        what = f"parameters outside of the blocks, {run_model(run)}, float32"
+        entitle(ax, f"{text} as by {other}", what)
     return ax
 
 
@@ -273,7 +295,7 @@ def plot_recompute(run, axes=None):
         keeps.bar_label(bars, [report.bytes_text(1e6 * v) for v in kept], padding=4)
         keeps.set(xlabel="kept for the backward pass (MB)", xlim=(0, 1.2 * max(kept)))
         drawn = {}
-        looks = {"operations": (-0.18, "forward", "black"), "time": (0.18, "backward", "white")}
+        looks = {"operations": (-0.18, "limit", "black"), "time": (0.18, "after", "white")}
         for what, (shift, colour, ink) in looks.items():
             at, values = np.arange(len(cases)) + shift, [f[what] for f in found.values()]
             drawn[what] = costs.barh(at, values, 0.34, color=PALETTE[colour])
@@ -283,8 +305,11 @@ def plot_recompute(run, axes=None):
         costs.set_xlabel(f"a step's operations and time, relative to “{next(iter(cases))}”")
         drawn["4/3"] = costs.axvline(4 / 3, color=PALETTE["limit"], ls="--", zorder=0)
         drawing.rows(keeps, cases)
-        drawing.caption(keeps, drawing.where(run))
         legend(costs, drawn, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+        way = min(found, key=lambda way: found[way]["kept"])
+        kept, time = percent(found[way]["kept"]), f"{found[way]['time']:.2f} times the time"
+        text = f"Checkpointing {way}: {kept} of the activations are kept, for {time} of a step"
+        entitle(axes, text, drawing.where(run))
     return axes
 
 
@@ -343,8 +368,10 @@ def plot_fits(run, cards: Mapping[str, float] = CARDS, ax=None):
     found = predicted(run)
     for name in [name for name in found if name.endswith("DDP")][:-1]:
         del found[name]
+    found = dict(sorted(found.items(), key=lambda plan: plan[0].endswith(AGAIN)))
     with style(grid="x"):
         ax = plans.plot(found, ax=ax)
+        _enlarge(ax, found)
         most = max([peak.bytes for peak in found.values()] + [*cards.values()])
         ax.set_xlim(0, 1.15 * most / 1e9)
         for card, size in cards.items():
@@ -352,6 +379,32 @@ def plot_fits(run, cards: Mapping[str, float] = CARDS, ax=None):
             look = {"ha": "center", "va": "bottom", "fontsize": 9, "bbox": plans.PAPER}
             ax.text(size / 1e9, -0.7, card, **look)
         arguments = log.read(run).start["arguments"]
-        what = "{model}, {batch_size} images of {image_size} px on each GPU, {precision}"
-        ax.set_title(what.format(**arguments), fontsize=10, pad=18)
+        what = "predicted: {model}, {batch_size} images of {image_size} px on each GPU, {precision}"
+        entitle(ax, _fits_text(found, cards), what.format(**arguments))
     return ax
+
+
+def _enlarge(ax, found):
+    """Draw the last plans again in the room beside them, if their bars are too short to compare."""
+    most = max(peak.bytes for peak in found.values())
+    low = {name: peak for name, peak in [*found.items()][-3:] if peak.bytes < SHORT * most}
+    if len(low) < 3:
+        return
+    inset = ax.inset_axes((0.45, 0.5 / len(found), 0.52, 2.4 / len(found)))
+    plans.plot(low, ax=inset)
+    inset.get_legend().remove()
+    inset.set(yticks=[], xlabel="")
+    drawing.caption(inset, "the same, enlarged (GB)")
+
+
+def _fits_text(found, cards):
+    """Return how many plans fit each card, or that which needs the least."""
+    least = min(found, key=lambda name: found[name].bytes)
+    told = [
+        f"{sum(peak.bytes < size for peak in found.values())} fit {card}"
+        for card, size in cards.items()
+    ]
+    text = f"the least: {least}, {report.bytes_text(found[least].bytes)}"
+    if not told:
+        return f"The least: {least}, {report.bytes_text(found[least].bytes)}"
+    return f"Of {len(found)} plans {', '.join(told)}; {text}"

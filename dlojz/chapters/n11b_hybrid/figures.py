@@ -7,7 +7,7 @@ from dlojz import runs
 from dlojz.chapters.n11b_hybrid import flops
 from dlojz.course import UserError
 from dlojz.figures import drawing, peaks, plans, report
-from dlojz.figures.look import PALETTE
+from dlojz.figures.look import PALETTE, entitle, percent
 from dlojz.runs import log
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import Table
@@ -102,9 +102,22 @@ def plot_shares(run, product=None, ax=None):
         ax.set(ylim=(len(pairs) - 0.5, -0.5))
         what = "forward and backward pass of an image, times its images/s"
         ax.set_xlabel(f"TFLOP/s of each GPU: {what}")
-        ax.set_title(_where(pairs), fontsize=9, fontweight="normal", pad=28)
-        drawing.legend(ax, 2, (0, -0.9 / len(pairs)), loc="upper left")  # nearly half an inch below
+        drawing.legend(
+            ax, 2, (1, -0.9 / len(pairs)), loc="upper right"
+        )  # nearly half an inch below
+        entitle(ax, _reached_text(pairs, peak, best), _where(pairs))
     return ax
+
+
+def _reached_text(pairs, peak, best):
+    """Return the speed of the fastest recording, as shares of what is sold and of a product."""
+    s, most = pairs[-1]
+    told = [f"{run_name(s)}: {most.tflops:,.0f} TFLOP/s"]
+    if peak:
+        told.append(f"{percent(most.tflops / peak)} of what is sold")
+    if best:
+        told.append(f"{percent(most.tflops / best[0])} of what a product reaches")
+    return ", ".join(told)
 
 
 def _plot_used(pairs, ax):

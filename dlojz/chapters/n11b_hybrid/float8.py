@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
-from dlojz.figures.look import SERIES
+from dlojz.figures.look import SERIES, entitle
 from dlojz.table import Table
 
 BF16 = "bf16"
@@ -42,8 +42,13 @@ def plot_outliers(run, ax=None):
             ax.plot([*away], [*away.values()], "o", ms=4, label=recipe, **look)
         ax.set(xscale="log", yscale="log", ylabel="distance from float32 (%)")
         ax.set_xlabel("largest value of the input (the others: about 1)")
-        drawing.caption(ax, drawing.where(run))
         ax.legend()
+        largest = max(max(away) for away in found.values())
+        at = {recipe: away[largest] for recipe, away in found.items() if largest in away}
+        worst = max(at, key=at.get)
+        rest = max((value for recipe, value in at.items() if recipe != worst), default=0)
+        text = f"One value of {largest:,.0f}: {worst} is {at[worst]:.3g} % off, the others at most "
+        entitle(ax, f"{text}{rest:.2g} %", drawing.where(run))
     return ax
 
 
