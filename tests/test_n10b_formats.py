@@ -37,7 +37,7 @@ def small(monkeypatch):
 
 
 def title(ax):
-    return np.ravel(ax)[0].figure.get_suptitle()
+    return np.ravel(ax)[0].figure.get_suptitle().replace("\n", " ")
 
 
 # Whole numbers -----------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """What figures of notebook 13 say of searches, from logs that were made for the purpose."""
 
+import re
+
 import matplotlib as mpl
 
 mpl.use("Agg")
@@ -167,6 +169,7 @@ def test_optunas_plots_leave_the_style_of_other_figures_alone(run):
     axes = n13.plot_mattered(run)
     assert len(axes) == 4
     assert axes[1].get_ylabel() == "accuracy (%)"
+    assert re.fullmatch(r"\w+: \d+ % of the accuracy's variance", title(axes[0]))
     assert dict(mpl.rcParams) == before
 
 

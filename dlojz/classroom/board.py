@@ -235,7 +235,9 @@ def plot_failing(found: Classroom, ax=None):
         ax.grid(False, axis="y")
         ax.margins(x=0.3)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.set(title="What fails, with its most frequent hint", xlabel="trainees")
+        most = max(rows, key=lambda row: row.failed)
+        title = f"{most.step.replace('_', ' ')} fails most, with its most frequent hint"
+        ax.set(title=title, xlabel="trainees")
         named = {
             "not passed yet": Patch(color=BAD),
             "passed later": Patch(color=PALETTE["pending"]),
@@ -258,7 +260,9 @@ def plot_speedups(found: Classroom, ax=None):
         ax.hist(ratios, edges, stacked=True, color=colours, rwidth=0.9)
         ax.axvline(1, color="black", lw=1)
         ax.set_xscale("log")
-        ax.set(title="Speed-ups of the room", xlabel="times as fast as before", ylabel="trainees")
+        best = max(by_step, key=lambda step: statistics.median(by_step[step]))
+        title = f"{best}: {statistics.median(by_step[best]):.3g} times as fast, in the middle of the room"
+        ax.set(title=title, xlabel="times as fast as before", ylabel="trainees")
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_xticks([t for t in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 32) if low <= t <= high])
         ax.xaxis.set_major_formatter("{x:g}")

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 
 import matplotlib.pyplot as plt
-import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import report
@@ -45,13 +44,8 @@ def axes(given, size: tuple[float, float], grid="y", shape=None, **layout):
 
 
 def caption(ax, text: str):
-    """Write the setting of a figure above it, smaller than a title."""
+    """Write what a panel of a figure shows above it, smaller than a title."""
     ax.set_title(text, fontsize=9, fontweight="normal")
-
-
-def heading(axes, text: str):
-    """Write the setting of a figure with several axes above them all."""
-    np.ravel(axes)[0].figure.suptitle(text, fontsize=9, x=0.01, ha="left")
 
 
 def rows(ax, names: Iterable[str]):

@@ -379,14 +379,23 @@ def plot_footprint(run, axes=None):
         for ax in axes:
             ax.invert_yaxis()
             ax.margins(x=0.15)
-        s, first, last = summary(run), *(float(total) for total in (left[0], left[-1]))
-        names = [*next(iter(found.values()))[0]]
-        less = percent(1 - sizes[-1] / sizes[0])
-        text = (
-            f"{names[-1]}: {last:.1f} bytes per parameter instead of {first:.1f}, and {less} less"
-        )
-        entitle(axes, f"{text} for activations", f"counted: {s.model}, {s.image_size} px")
+        s = summary(run)
+        totals = dict(zip(recipes, left, strict=True))
+        entitle(axes, _footprint_text(totals, images), f"counted: {s.model}, {s.image_size} px")
     return axes
+
+
+def _footprint_text(totals, images):
+    """Return the bytes of the second precision beside the first's, per parameter and per image."""
+    first, other = ([*images] * 2)[:2]
+    per_image = [images[name][1][0] for name in (first, other)]
+    text = f"{other} takes {percent(per_image[1] / per_image[0])} of the bytes per image of {first}"
+    pairs = [(f"{first}{end}", f"{other}{end}") for end in (", Adam", ", SGD")]
+    for one, two in pairs:
+        if one in totals and two in totals:
+            text += f", and {percent(totals[two] / totals[one])} per parameter"
+            return text + one.removeprefix(first).replace(", ", " (") + ")"
+    return text
 
 
 def plot_memory(runs_of: Mapping[str, Sequence], batch_size: int = 256, ax=None):

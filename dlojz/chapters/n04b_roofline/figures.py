@@ -6,11 +6,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.figures import report
-from dlojz.figures.look import KINDS, PALETTE, entitle, percent, style
+from dlojz.figures.look import KINDS, PALETTE, SERIES, entitle, percent, style
 from dlojz.runs import log, stats
 from dlojz.table import Table
+from dlojz.traces import kinds
 
-ROOF_COLOURS = (*list(KINDS.values())[:5], PALETTE["limit"])  # the last for the others
+SHOWN = 5  # kinds of layers; the others are drawn together
+OF_KINDS = {  # by a word in a layer's name; the rest has a series
+    "Conv": KINDS[kinds.MATRIX],
+    "Norm": KINDS[kinds.NORMALIZATION],
+    "others": PALETTE["limit"],
+}
 COUNTED = ("operations", "kernels", "reads")  # per call, as dlojz.watch.evidence counts them
 
 
@@ -72,7 +78,9 @@ def plot_roofline(run, ax=None):
         ax = ax or plt.subplots(figsize=(9, 4.2))[1]
         x = np.geomspace(0.03, 3000, 200)
         ax.plot(x, np.minimum(memory * x, matrix) / 1e9, color="black", label="what is possible")
-        for (kind, mine), colour in zip(_by_kind(layers).items(), ROOF_COLOURS, strict=False):
+        series = iter(SERIES[1:])
+        for kind, mine in _by_kind(layers).items():
+            colour = next((c for word, c in OF_KINDS.items() if word in kind), None) or next(series)
             speed = [a["flops"] / a["ms"] / 1e6 for a in mine]
             size = [20 + 400 * a["count"] * a["ms"] / _total(layers) for a in mine]
             intensity = [a["flops"] / a["bytes"] for a in mine]
@@ -98,7 +106,7 @@ def _by_kind(layers) -> dict[str, list]:
     for layer in layers:
         found[layer["kind"]].append(layer)
     order = sorted(found, key=lambda kind: -_total(found[kind]))
-    most, others = order[: len(ROOF_COLOURS) - 1], order[len(ROOF_COLOURS) - 1 :]
+    most, others = order[:SHOWN], order[SHOWN:]
     kept = {kind: found[kind] for kind in most}
     return kept | ({"others": [a for kind in others for a in found[kind]]} if others else {})
 

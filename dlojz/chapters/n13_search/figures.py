@@ -29,7 +29,7 @@ from dlojz.chapters.n13_search.recorded import (
 )
 from dlojz.chapters.n13_search.study import find
 from dlojz.figures import drawing, paired
-from dlojz.figures.look import PALETTE, SERIES, entitle
+from dlojz.figures.look import PALETTE, SERIES, entitle, percent
 from dlojz.runs.stats import half_width, summary
 from dlojz.table import Table
 
@@ -320,7 +320,24 @@ def plot_mattered(run):
     known, name = as_optuna(run), "accuracy (%)"
     with _optunas() as plots:
         importances = plots.plot_param_importances(known, target_name=name)
-        return importances, *plots.plot_slice(known, target_name=name)
+        bars = {label.get_text(): bar.get_width() for label, bar in _bars(importances)}
+        most = max(bars, key=bars.get)
+        importances.set_title("", loc="left")
+        importances.set(xlabel="importance (share of the variance)", ylabel="")
+        importances.get_legend().remove()
+        entitle(importances, f"{most}: {percent(bars[most])} of the accuracy's variance")
+        slices = plots.plot_slice(known, target_name=name)
+        entitle(
+            slices,
+            f"The best of {len(known.trials)} trials: {known.best_value:.1f} %",
+            drawing.where(run),
+        )
+        return importances, *slices
+
+
+def _bars(ax):
+    """Return the rows of a figure of Optuna's with their bars."""
+    return zip(ax.get_yticklabels(), ax.patches, strict=True)
 
 
 # A study whose trials are jobs --------------------------------------------------------------------
