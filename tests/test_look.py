@@ -1,15 +1,23 @@
-"""The colours of all figures: named in one place, told apart by everyone, and in print."""
+"""The look of all figures: colours that everyone can tell apart, titles, and short legends."""
 
+import ast
 import re
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
 import dlojz
-from dlojz.figures import look
+from dlojz import runs
+from dlojz.chapters import n01b_memory as n01b
+from dlojz.chapters import n06_ddp as n06
+from dlojz.chapters import n08_large_batch as n08
+from dlojz.chapters import n11_fsdp as n11
+from dlojz.chapters import n12_model_parallel as n12
+from dlojz.figures import batch_sweep, look, report, timeline
 
 ROOT = Path(dlojz.__file__).parent
 # Black and white are ink and paper.
@@ -83,3 +91,74 @@ def test_no_other_module_names_a_colour():
         if named := {word for word in words if word[0] == "#" or word in NAMED}:
             found[path.relative_to(ROOT)] = named
     assert not found
+
+
+# What is drawn ------------------------------------------------------------------------------------
+
+PICTURES = {"plot_images", "plot_batch"}  # they show images, and nothing measured
+# Parts of a figure, or of a page; and a figure of Optuna's.
+PARTS = {"plot_row", "plot", "plot_study", "plot_ladder"}
+
+
+def titled(path):
+    """Yield the names of a module's figures, and whether they or what they call write a title."""
+    functions = {
+        f.name: f for f in ast.parse(path.read_text()).body if isinstance(f, ast.FunctionDef)
+    }
+
+    def writes(name, seen=()):
+        called = {ast.unparse(c.func) for c in ast.walk(functions[name]) if isinstance(c, ast.Call)}
+        more = called & functions.keys() - {*seen}
+        return "entitle" in called or any(writes(other, (*seen, name)) for other in more)
+
+    for name in functions:
+        if name.startswith("plot") and name not in PICTURES | PARTS:
+            yield name, writes(name)
+
+
+def test_every_figure_has_a_title():
+    found = {}
+    for folder in ("figures", "chapters", "race", "pairing"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= {f"{path.relative_to(ROOT)}: {name}": is_so for name, is_so in titled(path)}
+    assert len(found) > 70
+    assert not [name for name, is_so in found.items() if not is_so]
+
+
+def test_a_long_title_is_wrapped_within_its_figure():
+    axes = plt.subplots(figsize=(6, 3))[1]
+    look.entitle(axes, "a step of $x$ takes 12 ms and " * 6, "recorded on a machine, " * 12)
+    figure = axes.figure
+    figure.canvas.draw()
+    for text in (figure._suptitle, figure._supxlabel):
+        assert text.get_window_extent().x1 <= figure.bbox.x1
+    assert "$x$" in figure.get_suptitle()
+
+
+RECORDED = {  # those with many parts, and those that are drawn for several chapters
+    "phases": lambda: report.plot_phases(runs.recordings("h200/03-resnet50-fp16-*-b0256*")),
+    "steps": lambda: report.plot_steps(runs.recorded("h100/00-resnet50-cpu-b0032")),
+    "sweep": lambda: batch_sweep.plot_sweep(runs.recordings("h100/01-resnet50-fp32*")),
+    "update": lambda: n01b.plot_update(runs.recorded("cpu/11-alive")),
+    "step": lambda: timeline.plot_step(runs.recorded("h100/04-trace-fault-item")),
+    "scaling": lambda: n06.plot_scaling(runs.recordings("h200/06-resnet50*")),
+    "variants": lambda: n06.plot_variants(runs.recorded("h200/06-ddp-x2"), to="DDP"),
+    "finder": lambda: n08.plot_finder(runs.recorded("h100/08-finder")),
+    "fits": lambda: n11.plot_fits(runs.recorded("cpu/11-fits")),
+    "splits": lambda: n12.plot_splits(runs.recorded("h100/12-splits-x2")),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_title_has_a_number_a_setting_and_a_short_legend(name):
+    figure = np.ravel(RECORDED[name]())[0].figure
+    assert re.search(r"\d", figure.get_suptitle())
+    assert len(figure.get_suptitle().splitlines()) <= 3
+    assert re.search("recorded on|predicted|NVIDIA", figure.get_supxlabel())
+    figure.canvas.draw()
+    for text in (figure._suptitle, figure._supxlabel):
+        assert text.get_window_extent().x1 <= figure.bbox.x1
+    legends = [*figure.legends, *filter(None, (ax.get_legend() for ax in figure.axes))]
+    assert all(len(drawn.get_texts()) <= 8 for drawn in legends)
+    for ax in figure.axes:
+        assert ax.get_xlabel() or ax.get_title("left") or not ax.axison, "what the axis shows"

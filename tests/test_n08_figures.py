@@ -65,7 +65,7 @@ def test_seeds_of_the_tuning_are_kept_apart(run):
 
 def test_a_loss_is_told_with_the_statistics_computed_again(run):
     ax = n08.plot_batches(run)
-    assert "SGD, 1,024 instead of 64 images: 9.1" in title(ax)
+    assert "SGD, 1,024 instead of 64: 9.1" in title(ax)
     assert "points worse; statistics again: 9.0" in title(ax)
     assert "LAMB, statistics computed again" in labels(ax)
     assert [text.get_text() for text in ax.get_xticklabels()] == ["64", "256", "1,024", "4,096"]

@@ -261,7 +261,7 @@ def plot_speedups(found: Classroom, ax=None):
         ax.axvline(1, color="black", lw=1)
         ax.set_xscale("log")
         best = max(by_step, key=lambda step: statistics.median(by_step[step]))
-        title = f"{best}: {statistics.median(by_step[best]):.3g} times as fast, in the middle of the room"
+        title = f"{best}: {statistics.median(by_step[best]):.3g} times as fast, as a median"
         ax.set(title=title, xlabel="times as fast as before", ylabel="trainees")
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_xticks([t for t in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 32) if low <= t <= high])

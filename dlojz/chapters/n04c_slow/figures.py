@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter
+from itertools import pairwise
 from typing import NamedTuple
 
 from dlojz.chapters.n04c_slow import cases as slow
@@ -76,8 +77,7 @@ def ladder(job) -> list[Rung]:
 
 def _repaired_text(rungs):
     """Return the gain of all repairs, and the one that saves the most."""
-    steps = zip(rungs, rungs[1:], strict=False)
-    saved, most = max((one.ms - other.ms, other.what) for one, other in steps)
+    saved, most = max((one.ms - other.ms, other.what) for one, other in pairwise(rungs))
     gain = rungs[0].ms / rungs[-1].ms
     text = f"All six repaired: {gain:.2g} times as fast; "
     return f"{text}the most, {saved:,.0f} ms, with {most}"

@@ -157,7 +157,7 @@ def _loss_text(line, at):
     """Return the difference between the small and the large batch, in a sentence."""
     small, other = line[0], next((s for s in line if s.batch == at), line[-1])
     told, again = (paired.words(difference(small, other, what)) for what in HOW)
-    names = f"{small.title}, {other.batch:,} instead of {small.batch:,} images"
+    names = f"{small.title}, {other.batch:,} instead of {small.batch:,}"
     return f"{names}: {told}; statistics again: {again}"
 
 
