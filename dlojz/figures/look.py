@@ -53,7 +53,8 @@ PALETTE = {
     **{"limit": GREY, "model": DARK, "failure": BAD, "again": "#A9CCE3", "pending": "#F3D9A4"},
 }
 SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)  # for what has no colour of its own
-OWN = {"NCHW": GREY, "channels_last": BLUE, "before": GREY, "after": BLUE, **FORMATS}
+WAYS = {"eager": GREY, "PyTorch": GREY, "compiled": BLUE, "Triton": GREEN}  # to run a program
+OWN = {"NCHW": GREY, "channels_last": BLUE, "before": GREY, "after": BLUE, **FORMATS, **WAYS}
 
 STYLE = {
     "figure.dpi": 110,

@@ -122,8 +122,8 @@ def _processor(run):
 
 WAYS = {
     "loop": ("image by image", PALETTE["failure"]),
-    "masks": ("the batch at once", SERIES[0]),
-    "compiled": ("the same, compiled", SERIES[2]),
+    "masks": ("the batch at once", SERIES[2]),
+    "compiled": ("the same, compiled", SERIES[0]),
     "v2": ("torchvision's v2, one draw for all", PALETTE["limit"]),
 }
 mixing_of = partial(drawing.of_experiment, field="launches", experiment="experiments/mixing.py")

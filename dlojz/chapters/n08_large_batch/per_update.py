@@ -80,7 +80,7 @@ def finder_text(minima: dict[int, float], chosen: dict[int, float]) -> str:
 costs_of = partial(
     drawing.of_experiment, field="state_bytes", experiment="experiments/optimizer_costs.py"
 )
-WAYS = {"one by one": SERIES[1], "foreach": SERIES[4], "fused": SERIES[0], "compiled": SERIES[2]}
+WAYS = {"one by one": SERIES[1], "foreach": SERIES[4], "fused": SERIES[2], "compiled": SERIES[0]}
 
 
 def costs(run) -> Table:

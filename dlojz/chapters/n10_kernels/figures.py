@@ -12,16 +12,15 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from dlojz.course import UserError
 from dlojz.figures import drawing, report
-from dlojz.figures.look import PALETTE, SERIES, entitle
+from dlojz.figures.look import PALETTE, SERIES, WAYS, entitle
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
 KINDS = dict(zip(("elementwise", "reduction", "matrix product"), SERIES, strict=False))
-SOFTMAXES = dict(
-    zip(("PyTorch", "compiled", "Triton", "online", "torch.softmax"), SERIES, strict=False)
-)
-WAYS = {"loop": SERIES[3], "PyTorch": SERIES[0], "compiled": SERIES[1], "Triton": SERIES[2]}
+OURS = ("PyTorch", "compiled", "Triton")
+SOFTMAXES = {way: WAYS[way] for way in OURS} | {"online": SERIES[3], "torch.softmax": SERIES[4]}
+KERNELS = {"loop": SERIES[1]} | {way: WAYS[way] for way in OURS}
 PATH = ("PyTorch", "compiled", "Triton", "online")  # of the arrows on the roofline
 HIDDEN = 0.1  # the difference of two speeds, as a share, below which their points coincide
 ROOF, TICKS = (0.1, 2.5), (0.1, 0.2, 0.5, 1, 2)  # operations per byte of a softmax in float32
@@ -405,7 +404,7 @@ def plot_normalize(run, ax=None):
     cases, best = _timed(run), _measured(run)["memory"]
     alone, gains = _alone(cases), _gains(run)
     with drawing.axes(ax, (9, 4.4)) as ax:
-        for way, colour in WAYS.items():
+        for way, colour in KERNELS.items():
             mine = [case for case in cases if case["way"] == way]
             if mine:
                 batches = [case["batch"] for case in mine]

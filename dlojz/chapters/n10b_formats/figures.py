@@ -70,7 +70,8 @@ def plot_weights(run, ax=None):
                 text, above = f"a copy's speed, in {kind}", {"xytext": (0, 2), "fontsize": 8}
                 at = widths[0], memory / BYTES[kind]
                 ax.annotate(text, at, textcoords="offset points", **above)
-        ax.set(xlabel="inputs and outputs of the layer, one row", ylim=(0, None))
+        ax.set(xlabel="inputs and outputs of the layer, one row", yscale="log")
+        ax.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
         ax.set_ylabel("billions of weights per second")
         ax.set_xticks(widths, [f"{width:,}" for width in widths])
         drawing.legend(ax, 4)
