@@ -141,8 +141,8 @@ def test_the_kinds_are_stacked_to_the_step(kinds):
 def test_a_trace_is_drawn_from_its_first_kernel(kinds):
     ax = figures.plot_trace(kinds)
     assert min(p.get_x() for p in ax.patches) == 0
-    orange = mpl.colors.to_rgba(figures.COLOURS["change of layout"])
-    assert sum(p.get_facecolor() == orange for p in ax.patches) == 2, "one in each case"
+    change = mpl.colors.to_rgba(figures.COLOURS["change of layout"])
+    assert sum(p.get_facecolor() == change for p in ax.patches) == 2, "one in each case"
     assert "ms" in ax.get_xlabel()
 
 

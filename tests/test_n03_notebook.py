@@ -44,7 +44,7 @@ def test_most_of_the_gain_is_in_batch_normalization():
         < 1
         < steps["both, and .contiguous()"]["change of layout"]
     )
-    yield "About a seventh of the step is orange"
+    yield "About a seventh of the step is dark red"
     layout, normal, convolution = (
         saved(steps, kind) for kind in ("change of layout", "batch normalization", "convolution")
     )
