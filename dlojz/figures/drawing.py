@@ -44,7 +44,7 @@ def axes(given, size: tuple[float, float], grid="y", shape=None, **layout):
 
 
 def caption(ax, text: str):
-    """Write what a panel of a figure shows above it, smaller than a title."""
+    """Write the content of a panel above it, smaller than a title."""
     ax.set_title(text, fontsize=9, fontweight="normal")
 
 

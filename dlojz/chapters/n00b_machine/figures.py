@@ -322,7 +322,7 @@ def plot_latency(run, axes=None):
 
 
 def _slower_text(ns):
-    """Return how much longer a load takes from the largest block than from the smallest."""
+    """Return the time of a load from the largest block, relative to the smallest's."""
     if not ns:
         return "No load was measured"
     small, large = min(ns), max(ns)

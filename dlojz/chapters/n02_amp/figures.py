@@ -289,7 +289,7 @@ def plot_sums(run, axes=None):
 
 
 def _sums_text(found):
-    """Return where the sums of ones end, if they end before their terms do."""
+    """Return the ends of those sums of ones that end before their terms do."""
     ends = {
         name: max(values) for name, (terms, values) in found.items() if max(values) < max(terms)
     }
@@ -309,7 +309,7 @@ def plot_reductions(run, ax=None):
 
 
 def _reductions_text(run):
-    """Return how far allowing reductions in 16 bits changes the errors, at most."""
+    """Return the largest ratio of an error with reductions in 16 bits to that without."""
     found = points(run, "relative error of a matrix product")
     pairs = [
         (name, f"{name.removesuffix('allowed')}refused")

@@ -211,7 +211,7 @@ def plot_autotuner(runs, axes=None):
 
 
 def _tuning_text(axes):
-    """Return what the autotuner costs in all steps of each panel."""
+    """Return the autotuner's cost in all steps of each panel."""
     told = []
     for ax in axes:
         off, on = (sum(line.get_ydata()) / 1000 for line in ax.lines[:2])

@@ -316,7 +316,7 @@ def plot_storage(run, ax=None):
 
 
 def _storage_text(copies):
-    """Return how many times as fast the first copy is read warm, and decoded, as cold."""
+    """Return the gain of reading the first copy warm, and the share that decoding leaves."""
     name, case = next(iter(copies.items()))
     cold, warm, decoded = (np.median(case["images_per_s"][way]) for way in PASSES)
     text = f"{name}: read {warm / cold:.2g} times as fast from memory as from disk"
@@ -382,7 +382,7 @@ def plot_metadata(run, images_per_s: float, gpus: int = 4, ax=None):
 
 
 def _asked(kinds, images_per_s):
-    """Return the operations per second for so many images, by the kind of copy."""
+    """Return the operations per second for these images per second, by the kind of copy."""
     told = [f"{per * images_per_s:,.0f} operations/s from {kind}" for kind, per in kinds.items()]
     return ", ".join(told)
 

@@ -61,7 +61,7 @@ def efficiency(runs) -> Table:
 
 
 def plot_scaling(runs, ax=None):
-    """Draw what is missing to linear scaling, in percent of it, against the number of processes."""
+    """Draw the loss to linear scaling, in percent, against the number of processes."""
     runs = [stats.summary(run) for run in runs]
     found = speeds(runs)
     if not found:

@@ -104,7 +104,7 @@ def plot_costs(run, model_run, cores: int | None = None, size: int = 224, ax=Non
 
 
 def _fed_text(found, cores, model):
-    """Return how many roads feed the model, and the slowest."""
+    """Return the number of roads that feed the model, and the slowest."""
     speeds = {road: cores / float(np.median(spent)) for road, spent in found.items()}
     fed = sum(speed >= model.images_per_s for speed in speeds.values())
     (kind, way), slowest = min(speeds.items(), key=lambda each: each[1])
@@ -164,7 +164,7 @@ def plot_mixing(run, axes=None):
 
 
 def _mixing_text(run, how):
-    """Return how many times as fast the largest batch is mixed at once as image by image."""
+    """Return the gain of mixing the largest batch at once, over image by image."""
     ms = {
         (case["images"], case["way"]): statistics.median(case["ms"])
         for case in run.cases.values()
@@ -288,7 +288,7 @@ def plot_crossing(short_run, long_run, ax=None):
 
 
 def _crossing_text(found, titles):
-    """Return how many changes gain in each task."""
+    """Return the number of changes that gain, and that lose, in each task."""
     told = []
     for name, task in found.items():
         better = sum(row.difference.word == paired.BETTER for row in task.others.values())

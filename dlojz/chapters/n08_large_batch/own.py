@@ -52,7 +52,7 @@ def plot_layers(run, ax=None):
 
 
 def _spread_text(run):
-    """Return how far apart the layers' relative updates are, by optimizer."""
+    """Return the ratio of the layers' largest relative update to the smallest, by optimizer."""
     told = []
     for name, case in run.cases.items():
         ratios = [ratio for ratio in case["ratios"].values() if ratio > 0]

@@ -398,7 +398,7 @@ def _enlarge(ax, found):
 
 
 def _fits_text(found, cards):
-    """Return how many plans fit each card, or that which needs the least."""
+    """Return the number of plans that fit each card, and the one that needs the least."""
     least = min(found, key=lambda name: found[name].bytes)
     told = [
         f"{sum(peak.bytes < size for peak in found.values())} fit {card}"
