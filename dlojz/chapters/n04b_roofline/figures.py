@@ -93,11 +93,15 @@ def plot_roofline(run, ax=None):
         name = found.start["arguments"]["model"]
         title = f"{name}, {best['memory']:,.0f} GB/s, {1000 * best['matrix product']:,.0f} GFLOP/s"
         ax.legend(title="share of the forward time", loc="upper left", bbox_to_anchor=(1, 1))
-        bend = matrix / memory
-        left = _total(a for a in layers if a["flops"] / a["bytes"] < bend) / _total(layers)
-        text = f"{percent(left)} of the forward pass is in layers that memory limits"
-        entitle(ax, f"{text}: below {bend:.0f} operations per byte", f"{title}; {where}")
+        entitle(ax, _limited_text(layers, matrix / memory), f"{title}; {where}")
     return ax
+
+
+def _limited_text(layers, bend):
+    """Return the share of the forward pass in layers that memory limits."""
+    left = _total(a for a in layers if a["flops"] / a["bytes"] < bend) / _total(layers)
+    text = f"{percent(left)} of the forward pass is in layers that memory limits"
+    return f"{text}: below {bend:.0f} operations per byte"
 
 
 def _by_kind(layers) -> dict[str, list]:

@@ -31,7 +31,7 @@ METRICS = {
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "tensor",
 }
 UNITS_PER_US = {"ns": 1e3, "nsecond": 1e3, "us": 1.0, "usecond": 1.0, "ms": 1e-3, "msecond": 1e-3}
-IDLE = 5  # percent of the time: a kernel below that does not use the tensor cores
+IDLE = 5  # percent of a kernel's time with tensor cores at work, below which they idle
 LONG = 0.05  # share of the measured time from which the figure names a kernel
 WORDS = {
     "max_pool_backward": "max pooling, backward",
@@ -158,19 +158,31 @@ def plot_kernels(path=None, ax=None):
             ax.annotate(text, at, (12, 10), textcoords="offset points", fontsize=9)
         ax.set(xlim=(-3, 103), ylim=(-3, 103))
         ax.set(xlabel="tensor cores at work (% of the time)", ylabel="memory (% of its peak)")
-        place = {"loc": "upper left", "bbox_to_anchor": (1, 0.55)}
-        long = {f"{us:,} µs": _dot(us, found) for us in (10, 100, 1000)}
-        wide = {"labelspacing": 1.6, "handletextpad": 1.2}
-        ax.add_artist(legend(ax, long, title="time of a kernel", **wide, **place))
-        place["bbox_to_anchor"] = (1, 1)
-        kinds_of = ax.legend(title="share of the measured time", **place)
-        [handle.set_sizes([60]) for handle in kinds_of.legend_handles]
-        idle = sum(k.us for k in found.all if k.tensor < IDLE) / found.us
-        text = f"{percent(idle)} of the time the tensor cores hardly work"
-        busy = [k for k in found.all if k.tensor < IDLE]
-        memory = sum(k.us * k.memory for k in busy) / max(1e-9, sum(k.us for k in busy))
-        entitle(ax, f"{text}, with memory at {memory:.0f} % of its peak", found.about)
+        _draw_legends(ax, found)
+        entitle(ax, _idle_text(found), found.about)
     return ax
+
+
+def _draw_legends(ax, found):
+    """Draw the legends of the kinds and of the sizes beside the figure."""
+    place, wide = {"loc": "upper left"}, {"labelspacing": 1.6, "handletextpad": 1.2}
+    long = {f"{us:,} µs": _dot(us, found) for us in (10, 100, 1000)}
+    sizes = legend(ax, long, title="time of a kernel", bbox_to_anchor=(1, 0.55), **wide, **place)
+    ax.add_artist(sizes)
+    drawn = ax.legend(title="share of the measured time", bbox_to_anchor=(1, 1), **place)
+    for handle in drawn.legend_handles:
+        handle.set_sizes([60])
+
+
+def _idle_text(found):
+    """Return the share of the time in which the tensor cores idle, and memory's use then."""
+    idle = [k for k in found.all if k.tensor < IDLE]
+    if not idle:
+        return f"In all kernels the tensor cores work for {IDLE} % of the time or more"
+    us = sum(k.us for k in idle)
+    memory = sum(k.us * k.memory for k in idle) / us
+    text = f"{percent(us / found.us)} of the time the tensor cores idle"
+    return f"{text}, with memory at {memory:.0f} % of its peak"
 
 
 def _dot(us, found):
