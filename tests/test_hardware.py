@@ -52,6 +52,13 @@ def test_what_is_not_known_is_absent_and_never_zero():
         assert not row.derived or (row.units and row.clock_mhz), row.name
 
 
+def test_a_later_kind_of_memory_is_faster():
+    rows = sorted(SOLD.values(), key=lambda row: row.memory_gb_per_s)
+    kinds = [row.memory for row in rows]
+    assert kinds == ["DDR5", "DDR5", "HBM2", "HBM2e", "HBM2e", "HBM3", "HBM3e"]
+    assert figures.rest(rows).rows[-1][2] == "HBM3e"
+
+
 def test_a_format_of_half_the_bits_is_at_least_as_fast():
     for row in SOLD.values():
         speeds = [row.speed(f) for f in ("fp64", "fp32", "tf32", "fp16", "fp8") if row.speed(f)]
@@ -189,8 +196,8 @@ def test_the_recorded_h200_reaches_what_the_text_says():
     shares = [100 * found.tflops[f] / row.speed(f) for f in found.tflops]
     copy = 100 * found.memory_gb_per_s / row.memory_gb_per_s
     between = f"{min(shares):.0f} to {max(shares):.0f} % of"
-    yield f"reached {between} what an H200 is sold for"
-    yield f"{between} the peak is a good result for a product, and {copy:.0f} % for"
+    yield f"reached {between} an H200's advertised peak"
+    yield f"{between} the peak is a good result for a matmul, and {copy:.0f} % for"
     yield f"within its {row.power_w} W"
     table = [line[-1] for line in figures.shares(found, row).rows]
     assert table == ["76%", "82%", "77%", "80%", "88%"]

@@ -28,6 +28,7 @@ class Hardware:
     note: str = ""
     devices: int = 1  # that torch sees
     clock_mhz: float | None = None
+    memory: str = ""  # its kind: HBM3, DDR5, ...
     memory_gb: float | None = None
     memory_gb_per_s: float | None = None
     links_gb_per_s: float | None = None

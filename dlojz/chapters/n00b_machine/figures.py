@@ -65,9 +65,9 @@ def rest(rows: Sequence) -> Table:
     for row in rows:
         units = f"{row.units} of {row.units_full}" if row.units_full else _number(row.units)
         sizes = (row.memory_gb, row.cache_mb, row.links_gb_per_s, row.power_w)
-        lines.append((row.name, str(row.year), *map(_number, sizes), units))
-    head = ("", "year", "memory GB", "last cache MB", "links GB/s", "W", "units, of the whole die")
-    return Table(head, lines, "<>>>>>>")
+        lines.append((row.name, str(row.year), row.memory, *map(_number, sizes), units))
+    head = ("", "year", "memory", "GB", "last cache MB", "links GB/s", "W", "units, of all")
+    return Table(head, lines, "<><>>>>>")
 
 
 def shares(found: Measured, row) -> Table:
