@@ -121,7 +121,7 @@ def test_what_is_not_sold_is_an_empty_cell_and_what_is_derived_is_marked():
     assert cells(table, XEON.name)["bf16"] == "≈ 103"
     assert cells(table, A100.name)["ridge, operations per byte"] == "153"
     assert cells(figures.rest(list(SOLD.values())), XEON.name)["links GB/s"] == ""
-    units = cells(figures.rest([H100]), H100.name)["units, of the whole die"]
+    units = cells(figures.rest([H100]), H100.name)["units, of all"]
     assert units == "132 of 144"
 
 
