@@ -97,6 +97,13 @@ def test_the_peak_of_a_counted_update_is_that_of_the_estimate(ran):
     assert counted == pytest.approx(expected, rel=0.002), "the first update is not in it"
 
 
+def test_activations_grow_with_the_pixels(ran):
+    alive = ("alive", "--model", "resnet18", "-b", "8", "--image-size")
+    small, large = (figures.by_size([ran(*alive, size)]).rows[0] for size in ("64", "128"))
+    assert [row[:2] for row in (small, large)] == [("64 px", "12.3 kB"), ("128 px", "49.2 kB")]
+    assert float(large[2].split()[0]) == pytest.approx(4 * float(small[2].split()[0]), rel=0.05)
+
+
 def test_an_update_that_cannot_be_cut_is_refused(ran):
     with pytest.raises(UserError, match=r"--accumulate 3: expected a divisor of -b 64"):
         ran("alive", *SMALL, "-b", "64", "--accumulate", "3")
@@ -173,8 +180,19 @@ def test_what_the_notebook_says_of_the_recorded_parts_is_so():
     assert whole.batch_size == 4 * parts.batch_size
     speed = parts.images_per_s / whole.images_per_s
     memory_of = parts.peak_memory_bytes / whole.peak_memory_bytes
-    yield f"In four parts it reached {100 * speed:.0f} % of the speed, with {100 * memory_of:.0f} %"
-    yield f"with {100 * memory_of:.0f} % of the memory"
+    yield f"keeps {100 * speed:.0f} % of the speed in {100 * memory_of:.0f} % of the memory"
+
+
+@claims("01b_memory")
+def test_the_autotuner_takes_memory_that_is_in_no_tensor():
+    names = ("01-resnet50-fp32-b0256", "09-ladder-resnet50-2-tf32", "03-resnet50-tf32-nchw-b0256")
+    logs = [log.read(runs.recorded(f"h200/{name}")) for name in names]
+    assert [found.probe.numerics.cudnn_benchmark for found in logs] == [False, False, True]
+    peaks = [summary(found).peak_memory_bytes / 1e9 for found in logs]
+    assert peaks[0] / peaks[1] < 1.03
+    low, _, high = (peak - 22.5 for peak in peaks)
+    yield f"at most {low:.1f} GB without the autotuner, {high:.1f} GB with it"
+    yield f"in TF32 cuDNN's autotuner took {peaks[2] - peaks[1]:.1f} GB more"
 
 
 @claims("01b_memory")

@@ -3,7 +3,7 @@
 They take runs of experiments (alive, accumulated, snapshot), and recorded training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -115,6 +115,22 @@ def _enlarge(ax, moments, events, top):
     inset.set(xlim=(0, 1), ylim=(0, 1.05 * most), xticks=[])
     drawing.caption(inset, "the same, enlarged (GB)")
     inset.grid(False, axis="x")
+
+
+def by_size(runs: Sequence) -> Table:
+    """Return a table of the activations of an image, by its size. runs: of alive.py, one case each.
+
+    The bytes of an image are those of uint8, in three colours.
+    """
+    rows = []
+    for run in runs:
+        read = drawing.of_experiment(run, "at", "alive.py")
+        [case], asked = read.cases.values(), read.start["arguments"]
+        pixels, images = asked["image_size"], asked["batch_size"]
+        kept = max(moment["parts"].get("activations", 0) for moment in case["at"]) / images
+        image = 3 * pixels**2
+        rows.append((f"{pixels} px", *map(bytes_text, (image, kept)), f"{kept / image:,.0f}"))
+    return Table(("an image of", "its bytes", "its activations", "times as much"), rows, "<>>>")
 
 
 # Counted, recorded, held -------------------------------------------------------------------------
