@@ -18,6 +18,7 @@ from dlojz.chapters.n02_amp import figures
 from dlojz.chapters.n02_amp.figures import FORMATS
 from dlojz.runs import log
 from dlojz.runs.stats import summary
+from dlojz.widgets.answer import ANSWERS
 
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -318,6 +319,13 @@ def test_the_switches_of_tf32_are_as_notebook_02b_says():
     assert out.stdout.split("\n")[:2] == ["False True none tf32", "True"]
 
 
+def test_special_numbers_are_recognised_by_their_exponent():
+    exponents = {row[0].split(",")[0]: row[2] for row in n02b.bits().rows}
+    assert {name for name, bits in exponents.items() if bits == "00000"} == {"0", "2⁻²⁴"}
+    assert {name for name, bits in exponents.items() if bits == "11111"} == {"infinity", "NaN"}
+    assert n02b.bits().rows[4][1:] == ("0", "11110", "1" * 10)
+
+
 @claims("02b_formats")
 def test_sizes_of_a_network_cost_what_notebook_02b_says():
     found = log.read(runs.recorded("h100/03-multiples")).measures
@@ -331,3 +339,7 @@ def test_sizes_of_a_network_cost_what_notebook_02b_says():
     yield "not in favour of multiples of 8"
     assert 2.7 < speed["classes", 1000] / speed["classes", 1001] < 3
     yield "1,001 cost nearly three times as much as 1,000"
+    gains = [speed["classes", 50304] / speed["classes", 50257]]
+    gains += [speed["channels", size] / speed["channels", 257] for size in (264, 256)]
+    for gain in gains:
+        assert f"{gain:.1f} times" in ANSWERS["02b from the figures"]

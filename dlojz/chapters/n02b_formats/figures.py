@@ -13,7 +13,20 @@ from dlojz.table import Table
 from dlojz.traces import kinds
 
 WIDTH = 58  # characters of a kernel's name
-OTHER, EIGHTS = (PALETTE[name] for name in ("limit", "speed"))
+OTHER, EIGHTS = (report.PALETTE[name] for name in ("limit", "speed"))
+SPECIAL = {
+    **{"0": 0.0, "2⁻²⁴, the smallest": 2.0**-24, "2⁻¹⁴, the smallest with all its bits": 2.0**-14},
+    **{"1": 1.0, "65,504, the largest": 65504.0, "infinity": np.inf, "NaN": np.nan},
+}
+
+
+def bits() -> Table:
+    """Return a table of the bits of fp16 numbers, the special ones among them."""
+    rows = []
+    for name, value in SPECIAL.items():
+        word = f"{np.array(value, np.float16).view(np.uint16):016b}"
+        rows.append((name, word[0], word[1:6], word[6:]))
+    return Table(("fp16", "sign", "exponent", "mantissa"), rows, "<<<<")
 
 
 def plot_multiples(run, axes=None):
