@@ -27,8 +27,8 @@ def test_the_days_add_up_and_each_notebook_finds_the_one_before(days):
 
 @pytest.mark.parametrize("days", [2, 4])
 def test_every_notebook_that_is_not_optional_is_there_once_and_in_order(days):
-    # About accuracy, a kernel, several GPUs, many trainings: in two days there is no hour for them.
-    left_out = {"07_augmentation", "08_large_batch", "10_kernels", "12_model_parallel"}
+    # About accuracy, a kernel, large models, many trainings: in two days there is no hour for them.
+    left_out = {"07_augmentation", "08_large_batch", "10_kernels", "11_fsdp", "12_model_parallel"}
     left_out |= {"13_search", "14_race"}
     left_out = left_out if days == 2 else set()
     there = [name for day in syllabus.of(days) for name in day.notebooks]
@@ -36,6 +36,18 @@ def test_every_notebook_that_is_not_optional_is_there_once_and_in_order(days):
         name for name in REQUIRED if name not in left_out
     ]
     assert set(course.CHAIN) - left_out <= set(there), "all steps of the trainer"
+
+
+@pytest.mark.parametrize("days", [2, 4])
+def test_the_exercise_with_a_gain_on_a_laptop_is_there(days):
+    assert "04c_slow" in {name for day in syllabus.of(days) for name in day.notebooks}
+
+
+def test_two_hours_are_enough_for_one_without_a_gpu(capsys):
+    assert 110 <= syllabus.laptop().teaching <= 125
+    assert syllabus.laptop().notebooks == ["00_start", "01_gpu", "04c_slow", "05_dataloader"]
+    assert cli.main(["syllabus", "--laptop"]) == 0
+    assert "notebook  04c_slow, up to its heading 'Question'\n" in capsys.readouterr().out
 
 
 def test_in_four_days_there_is_time_for_their_own_training():
@@ -106,6 +118,10 @@ HEAD = "begin = 09:00:00\nend = 17:00:00\nteaching_minutes = 390\n"
         (HEAD + '[[1]]\ntitle = "A"\nparts = [{song = "B", minutes = 3}]', "expected one of talk"),
         (HEAD + '[[1]]\ntitle = "A"\nparts = [{notebook = "00", minutes = 3}]', "with catch_up"),
         (HEAD + '[[1]]\ntitle = "A"\nparts = [{notebook = "77"}]', "no notebook '77'"),
+        (
+            HEAD + '[[1]]\ntitle = "A"\nparts = [{notebook = "01", until = "Lunch"}]',
+            "until = 'Lunch': expected a heading of 01_gpu.ipynb",
+        ),
     ],
 )
 def test_a_wrong_file_is_explained(tmp_path, text, said):
@@ -114,7 +130,7 @@ def test_a_wrong_file_is_explained(tmp_path, text, said):
     with pytest.raises(UserError) as error:
         syllabus.read(path)
     assert said in str(error.value)
-    assert str(path) in str(error.value) or "no notebook" in said
+    assert str(path) in str(error.value) or "no notebook" in said or "until" in said
 
 
 # The commands -------------------------------------------------------------------------------------
@@ -153,7 +169,7 @@ def test_a_day_is_rehearsed(monkeypatch, capsys):
     monkeypatch.setattr(rehearse, "report", lambda found: "")
     monkeypatch.setattr(rehearse, "problems", lambda found: [])
     assert cli.main(["rehearse", "--day", "2", "--of", "2"]) == 0
-    assert ran == ["05_dataloader", "06_ddp", "09_compile", "11_fsdp", "15_your_own"]
+    assert ran == ["04c_slow", "05_dataloader", "06_ddp", "09_compile", "15_your_own"]
 
 
 @pytest.mark.parametrize(

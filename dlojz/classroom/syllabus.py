@@ -1,11 +1,13 @@
 """The course in one, two or four days: its notebooks, talks and breaks, and when each begins.
 
     dlojz syllabus --days 2          # the timetable, and what does not fit
+    dlojz syllabus --laptop          # two hours without a GPU, alone
     dlojz rehearse --day 2 --of 4    # a day's notebooks, unattended
 
 solutions/syllabi.toml says what is taught on which day, and a notebook's card how long it takes.
 """
 
+import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from dlojz.course import UserError
 from dlojz.table import Table
 
 KINDS = ("talk", "work", "break")  # besides notebooks
+LAPTOP, HOURS = "laptop", 2
 ABOUT = {"begin": time, "end": time, "teaching_minutes": int}  # what holds for each day
 
 
@@ -30,6 +33,7 @@ class Part:
     name: str
     minutes: int
     catch_up: bool = False  # the notebook before it is left out
+    until: str = ""  # the first heading of a notebook that is left out
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,8 @@ def file() -> Path:
 def read(path: Path | None = None) -> dict[int, list[Day]]:
     """Return the days of each syllabus, by how many there are. Raises UserError."""
     path = path or file()
-    content = course.read_small(path)
-    try:
-        found = tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: can't be read as TOML: {error}") from None
+    found = _tables(path)
+    found.pop(LAPTOP, None)
     begin, end, most = about = [found.pop(key, None) for key in ABOUT]
     if [type(value) for value in about] != [*ABOUT.values()]:
         raise UserError(f"{path}: expected {', '.join(ABOUT)}, as in begin = 09:00:00")
@@ -88,6 +89,20 @@ def read(path: Path | None = None) -> dict[int, list[Day]]:
     return syllabi
 
 
+def laptop(path: Path | None = None) -> Day:
+    """Return the two hours without a GPU, from minute 0 on. Raises UserError."""
+    path = path or file()
+    return _day(path, LAPTOP, _tables(path).get(LAPTOP, {}), 0, HOURS * 60, HOURS * 60)
+
+
+def _tables(path):
+    content = course.read_small(path)
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: can't be read as TOML: {error}") from None
+
+
 def _day(path, number, table, *about):
     try:
         return Day(table["title"], tuple(_part(path, part) for part in table["parts"]), *about)
@@ -100,6 +115,9 @@ def _part(path, table) -> Part:
         case {"notebook": name, **more} if more in ({}, {"catch_up": True}):
             notebook = rehearse.find(name)
             return Part("notebook", notebook.stem, rehearse.card_minutes(notebook), bool(more))
+        case {"notebook": name, "until": str(until)} if len(table) == 2:
+            notebook = rehearse.find(name)
+            return Part("notebook", notebook.stem, _minutes(notebook, until), until=until)
         case {"minutes": int(minutes), **more} if minutes > 0 and len(more) == 1:
             ((kind, name),) = more.items()
             if kind in KINDS:
@@ -108,6 +126,15 @@ def _part(path, table) -> Part:
         f"{path}: {table}: expected one of {', '.join(KINDS)} with minutes, a whole number; or a "
         "notebook, with catch_up = true if need be"
     )
+
+
+def _minutes(notebook, until):
+    """Return the minutes of a notebook up to a heading: those of its card, by its cells."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    heads = [f"## {until}\n" in "".join(cell["source"]) for cell in cells]
+    if True not in heads:
+        raise UserError(f"until = {until!r}: expected a heading of {notebook.name}")
+    return round(rehearse.card_minutes(notebook) * heads.index(True) / len(cells))
 
 
 def of(days: int) -> list[Day]:
@@ -171,6 +198,8 @@ def timetable(day: Day) -> Table:
 
 
 def _said(part):
+    if part.until:
+        return f"{part.name}, up to its heading {part.until!r}"
     return f"{part.name}, after `dlojz catch-up {part.name[:2]}`" if part.catch_up else part.name
 
 

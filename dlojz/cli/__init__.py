@@ -32,7 +32,7 @@ COMMANDS = {  # in the order of the help
     "diff": "show your trainer beside a step's solution",
     "catch-up": "start a step from its starting point; yours is saved first",
     "rehearse": "run solved notebooks unattended, before a class does",
-    "syllabus": "the course in one, two or four days: a timetable",
+    "syllabus": "the course in one, two or four days, or two hours: a timetable",
     "restore": "put a saved trainer back; the present one is saved first",
     "update": "bring the course up to date; what you changed stays yours",
     "race": "best accuracy in a budget: enter a trainer, run it again, the board",

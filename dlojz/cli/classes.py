@@ -44,7 +44,9 @@ def add(command):
     arg("--trainees", type=int, default=1, help="number of trainees who will share the devices")
     arg("--devices", type=int, help="number of GPUs that they share (default: this machine's)")
 
-    command("syllabus", _syllabus)("--days", type=int, help="only the course in this many days")
+    arg = command("syllabus", _syllabus)
+    arg("--days", type=int, help="only the course in this many days")
+    arg("--laptop", action="store_true", help="only the two hours without a GPU, for one person")
 
     arg = command("share", _share, SHARING)
     arg("folder", nargs="?", help="the one that your instructor has named")
@@ -102,6 +104,10 @@ def _notebooks(args):
 def _syllabus(args):
     from dlojz.classroom import syllabus
 
+    if args.laptop:
+        hours = syllabus.laptop()
+        print(f"{hours.title}\n\n{syllabus.timetable(hours)}")
+        return 0
     wanted = {args.days: syllabus.of(args.days)} if args.days is not None else syllabus.read()
     wrong = []
     for days, plan in wanted.items():
