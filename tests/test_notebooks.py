@@ -123,6 +123,19 @@ def test_a_notebook_has_the_skeleton(subtests):
             assert "(../GLOSSARY.md)" in all_cells(path)[0].source
 
 
+LAPTOP = r"^\| \*\*It takes\*\* \|.*\n\| \*\*On a laptop\*\* \| (.+) \|$"
+
+
+def test_a_card_says_what_a_laptop_gets_as_the_readme_does(subtests):
+    readme = (REPOSITORY / "README.md").read_text()
+    there = dict(re.findall(r"^\| `(\w+)`.*\| ([^|]+) \|$", readme, re.M))
+    for path in FILES:
+        with subtests.test(named(path)):
+            card = re.findall(LAPTOP, prose(path), re.M)
+            if card or number(path) < "05":  # the others' cards follow
+                assert card == [there[path.stem]]
+
+
 def test_a_second_part_is_optional_and_edits_nothing_in_the_trainer(subtests):
     for path in SECOND:
         with subtests.test(named(path)):
