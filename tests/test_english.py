@@ -36,6 +36,12 @@ INSTEAD = {
     r"\bnobody (writes|reads|compared|else could)\b": "is not written, read, compared",
     r"\bless that of\b": "minus, the difference from",
     r"\bwhole for a moment\b": "gathered, all-gathered",
+    r"\b(win|wins|won|winning) back\b": "pay for itself, regain",
+    r"\b(brings? nothing|of no use)\b": "gains nothing, cannot",
+    r"\bas it comes\b": "plain, as it arrives",
+    r"\bhand(s|ed)? on\b": "pass on",
+    r"\bless what\b": "minus",
+    r"\bgone by then\b": "gone, freed",
     r"\b(a|A) training (that|whose|shows|from|on|with)\b": "a training run",
     r"^(Of|Whether|Is|Are|Has|Have|Does|Do|Where|How|What|Those|Such) ": "Return ..., Write ...",
 }

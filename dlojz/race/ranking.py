@@ -44,7 +44,7 @@ class Margin:
 
 @dataclass(frozen=True)
 class Standing:
-    """An entry's place, with the results of its last round. What is not measured is None."""
+    """An entry's place, with the results of its last round. An unmeasured one is None."""
 
     name: str
     word: str  # BEST, TIE, BEHIND, WAITS or OUT

@@ -5,7 +5,7 @@ import time
 
 
 class Progress:
-    """The text of one run, written as it comes."""
+    """The text of one run, written line by line."""
 
     def __init__(self):
         self._live, self._shown = sys.stderr.isatty(), 0.0

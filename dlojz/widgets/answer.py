@@ -17,7 +17,7 @@ ANSWERS: dict[str, str] = tables("answers.toml")
 def answer(key: str):
     """Ask for an answer to a question, such as "00 what if"; keep it, then show another one.
 
-    What was typed is shown again, even after the notebook was closed.
+    The typed text is shown again, even after the notebook was closed.
     """
     if key not in ANSWERS:
         raise KeyError(f"no question {key!r}: expected one of {', '.join(ANSWERS)}")

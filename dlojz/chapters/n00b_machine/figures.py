@@ -169,7 +169,7 @@ def _ridges(v100, a100, h100, h200):
     return (
         f"The ridge moves right: {first}, {second}, {third} operations per byte in fp16, from V100 "
         "to A100 to H100. An operation that kept a V100 busy may leave an H100 waiting for memory. "
-        f"The H200 brings it back to {last}: the same chip, with faster memory."
+        f"The H200 moves it back to {last}: the same chip, with faster memory."
     )
 
 

@@ -65,7 +65,7 @@ class Sizes:
         return 6 * self.batch * self.tokens * (weights + attention)
 
     def stream(self, item: int) -> int:
-        """Return the bytes that all images hand on from a block to the next one."""
+        """Return the bytes that all images pass from a block to the next one."""
         return self.batch * self.tokens * self.width * item
 
 
