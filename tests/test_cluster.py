@@ -128,6 +128,20 @@ def test_the_cost_is_that_of_the_recorded_speed():
     assert row[2] == f"{10 / run.images_per_s:.1f}"
 
 
+def test_the_answer_of_notebook_00c_is_that_of_its_table():
+    from dlojz import runs
+    from dlojz.widgets.answer import ANSWERS
+
+    names = ("01-resnet50-fp32-b0256", "03-resnet50-bf16-nhwc-b0256")
+    rows = figures.cost([runs.recorded(f"h200/{name}") for name in names], 1_281_167).rows
+    slow, fast = (float(row[2]) for row in rows)
+    said = ANSWERS["00c from the figures"]
+    assert f"{1.2 * slow:.0f} h for fp32" in said
+    assert f"{1.2 * fast:.1f}" == "8.3"
+    assert "8 h 20 min for bf16" in said
+    assert f"{slow - fast:.0f} GPU hours less" in said
+
+
 # Containers --------------------------------------------------------------------------------------
 
 RECIPES = {name: (REPOSITORY / name).read_text() for name in ("Dockerfile", "slurm/apptainer.def")}

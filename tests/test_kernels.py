@@ -4,8 +4,10 @@ import pytest
 
 from dlojz import runs
 from dlojz.chapters import n02b_formats as n02b
+from dlojz.chapters import n04b_roofline as n04b
 from dlojz.chapters.n04b_roofline import kernels
 from dlojz.traces import kinds
+from dlojz.widgets.answer import ANSWERS
 
 HEAD = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
 CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc"
@@ -46,6 +48,16 @@ def test_the_table_tells_the_mean_by_time(tmp_path):
     file.write_text(log((CONV, "3000", "ns", 20, 60, 70), (CONV, "1000", "ns", 60, 20, 30)))
     (row,) = kernels.by_kind(file).rows
     assert row == (kinds.MATRIX, "2", "0.00", "100%", "30 %", "50 %", "60 %")
+
+
+def test_the_answer_of_notebook_04b_is_that_of_its_table():
+    rows = {row[0]: row for row in n04b.by_kind().rows}
+    _, _, _, share, *_, busy = rows[kinds.MATRIX]
+    share, busy = (float(text.rstrip(" %")) for text in (share, busy))
+    said = ANSWERS["04b from the figures"].replace("\n", " ")
+    assert f"Half of {share:.0f} % at most" in said
+    assert f"{share / 2:.0f} %. More likely {share * busy / 200:.0f} %" in said
+    assert f"only {busy:.0f} % of their time. The other {100 - share:.0f} %" in said
 
 
 def test_each_kernel_is_a_point(file):
