@@ -13,7 +13,7 @@ from dlojz.table import Table
 from dlojz.traces import kinds
 
 WIDTH = 58  # characters of a kernel's name
-OTHER, EIGHTS = (report.PALETTE[name] for name in ("limit", "speed"))
+OTHER, EIGHTS = (PALETTE[name] for name in ("limit", "speed"))
 SPECIAL = {
     **{"0": 0.0, "2⁻²⁴, the smallest": 2.0**-24, "2⁻¹⁴, the smallest with all its bits": 2.0**-14},
     **{"1": 1.0, "65,504, the largest": 65504.0, "infinity": np.inf, "NaN": np.nan},
