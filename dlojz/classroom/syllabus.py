@@ -154,6 +154,21 @@ def notebooks(day: int, days: int) -> list[str]:
     return found[day - 1].notebooks
 
 
+def parts(name: str) -> list[Part]:
+    """Return the parts with this name, of all syllabi."""
+    days = [day for syllabus in read().values() for day in syllabus]
+    return [part for day in days for part in day.parts if part.name == name]
+
+
+def talks() -> dict[str, Path]:
+    """Return the slides of each talk by its title, in the order of the longest syllabus."""
+    files = (course.course_root() / "solutions" / "talks").glob("*.md")
+    titles = {path.open().readline().removeprefix("# ").strip(): path for path in files}
+    found = read()
+    asked = [part.name for n in sorted(found, reverse=True) for day in found[n] for part in day.parts]
+    return {name: titles[name] for name in dict.fromkeys(asked) if name in titles}
+
+
 # Does it fit? ------------------------------------------------------------------------------------
 
 
