@@ -2,6 +2,7 @@
 
 import sys
 from html import escape
+from multiprocessing import Pool
 from pathlib import Path
 
 from docutils import nodes
@@ -35,6 +36,9 @@ revealjs_script_conf = {
 }
 
 
+wanted = []  # figures: arguments of figures.draw
+
+
 class Draw(SphinxDirective):
     """A figure, drawn by the code of the block.
 
@@ -47,10 +51,11 @@ class Draw(SphinxDirective):
 
     def run(self):
         number = self.env.new_serialno("draw")
-        path = Path(self.env.app.outdir, "figures", f"{self.env.docname}-{number}.webp")
-        figures.draw("\n".join(self.content), path, self.options.get("inches", figures.INCHES))
+        name = f"figures/{self.env.docname}-{number}.webp"
+        inches = self.options.get("inches", figures.INCHES)
+        wanted.append(("\n".join(self.content), name, inches, float(self.config.scale)))
         classes = "long" if "long" in self.options else "short"
-        return [figure("", f'<img class="{classes}" src="figures/{path.name}"', format="html")]
+        return [figure("", f'<img class="{classes}" src="{name}"', format="html")]
 
 
 class figure(nodes.raw):  # noqa: N801 - nodes are named like this
@@ -80,7 +85,16 @@ class Talks(SphinxDirective):
         return [nodes.raw("", f"<table class='talks'>{''.join(rows)}</table>", format="html")]
 
 
+def draw(app, exception):
+    """Draw the figures of all slides that were read, on all cores."""
+    if not exception:
+        with Pool() as pool:
+            pool.starmap(figures.draw, [(code, app.outdir / name, *a) for code, name, *a in wanted])
+
+
 def setup(app):
-    app.connect("doctree-read", describe)
     app.add_directive("draw", Draw)
     app.add_directive("talks", Talks)
+    app.add_config_value("scale", "1.5", "env")  # pixels of a figure for each of a slide
+    app.connect("doctree-read", describe)
+    app.connect("build-finished", draw)

@@ -11,27 +11,27 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz import course
-from dlojz.chapters.n04_profiler import mysteries
 from dlojz.classroom import board
 from dlojz.figures import batch_sweep, drawing, ladder, report, timeline
 from dlojz.runs import log, recorded, recordings
 from dlojz.runs.stats import summary
+from dlojz.traces.trace import open_traces
 
-WIDE, HIGH = 1180, 520  # pixels of a figure on a slide of 1280 x 720
+WIDE, HIGH = 1180, 575  # pixels of a figure on a slide of 1280 x 720
 INCHES = 8.2  # its width for Matplotlib: fewer inches make the type larger
-TOOLS = (batch_sweep, board, ladder, mysteries, report, timeline, recorded, recordings)
+TOOLS = (batch_sweep, board, ladder, report, timeline, recorded, recordings, open_traces)
 
 
 def names() -> dict:
-    """Return the names that a block may use: those of TOOLS, the chapters as n02, and this file's."""
+    """Return what a block may use: TOOLS, the chapters as n02, and the names of this file."""
     folders = (course.course_root() / "dlojz" / "chapters").glob("n*_*/__init__.py")
     chapters = [path.parent.name for path in folders]
     found = {name.split("_")[0]: import_module(f"dlojz.chapters.{name}") for name in chapters}
     return found | {tool.__name__.split(".")[-1]: tool for tool in TOOLS} | globals()
 
 
-def draw(code: str, path: Path, inches: float = INCHES):
-    """Write the figure that this code draws, in the shape of a slide, whose title replaces its own."""
+def draw(code: str, path: Path, inches: float = INCHES, scale: float = 1.5):
+    """Write the figure that this code draws, in a slide's shape and without its own title."""
     mpl.use("agg")
     plt.close("all")
     exec(code, names())  # of our own slides
@@ -40,7 +40,7 @@ def draw(code: str, path: Path, inches: float = INCHES):
         figure.suptitle("")
     figure.set_size_inches(inches, inches * HIGH / WIDE)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=1.5 * WIDE / inches, pil_kwargs={"lossless": True, "method": 2})
+    figure.savefig(path, dpi=scale * WIDE / inches, pil_kwargs={"lossless": True, "method": 2})
     plt.close("all")
 
 
@@ -49,11 +49,16 @@ def ladders(model: str, *steps: str) -> list:
     return [recorded(f"h200/09-ladder-{model}-{step}") for step in steps]
 
 
+def planted(*faults: str) -> dict:
+    """Return the recorded traces of these planted faults, which are no mystery of notebook 04."""
+    return {fault: recorded(f"h200/04-trace-unseen-{fault}") for fault in faults}
+
+
 def ours():
     """Return your class, in the folder that DLOJZ_CLASS names; without it, a simulated one."""
     if folder := os.environ.get("DLOJZ_CLASS"):
         return board.open_class(folder)
-    sys.path.append(str(course.course_root() / "tests"))
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
     import pupils
 
     with tempfile.TemporaryDirectory() as folder:
@@ -99,13 +104,14 @@ def limits() -> dict[str, tuple[str, float, float, str]]:
 
 
 def plot_limits(ax=None):
-    """Draw the gain of a change for each of the five limits, relative to before; return the axes."""
+    """Draw for each of the five limits the gain of a change that pushes it back."""
     found = limits()
     with drawing.axes(ax, (9, 4), grid="x") as ax:
         for row, (change, before, after, unit) in enumerate(found.values()):
             ax.barh(row, after / before, 0.62, color=report.PALETTE["speed"])
             ax.barh(row, 1, 0.62, color=report.PALETTE["limit"])
-            words = f"× {after / before:.1f}   {change}: {before:,.0f} to {after:,.0f} {unit}"
+            said = " to ".join(f"{v:,.0f}" if v > 99 else f"{v:.1f}" for v in (before, after))
+            words = f"× {after / before:.1f}   {change}: {said} {unit}"
             ax.text(after / before + 0.05, row, words, va="center", fontsize=9)
         drawing.rows(ax, found)
         ax.set(xlim=(0, 5.2), xticks=range(4), xlabel="ResNet-50: after, relative to before")
