@@ -163,10 +163,10 @@ def parts(name: str) -> list[Part]:
 def talks() -> dict[str, Path]:
     """Return the slides of each talk by its title, in the order of the longest syllabus."""
     files = (course.course_root() / "solutions" / "talks").glob("*.md")
-    titles = {path.open().readline().removeprefix("# ").strip(): path for path in files}
-    found = read()
-    asked = [part.name for n in sorted(found, reverse=True) for day in found[n] for part in day.parts]
-    return {name: titles[name] for name in dict.fromkeys(asked) if name in titles}
+    titles = {path.read_text().partition("\n")[0].removeprefix("# "): path for path in files}
+    days = [day for syllabus in reversed(read().values()) for day in syllabus]
+    asked = dict.fromkeys(part.name for day in days for part in day.parts)
+    return {name: titles[name] for name in asked if name in titles}
 
 
 # Does it fit? ------------------------------------------------------------------------------------
@@ -215,6 +215,8 @@ def timetable(day: Day) -> Table:
 def _said(part):
     if part.until:
         return f"{part.name}, up to its heading {part.until!r}"
+    if part.kind == "talk" and (slides := talks().get(part.name)):
+        return f"{part.name}: {slides.relative_to(course.course_root())}"
     return f"{part.name}, after `dlojz catch-up {part.name[:2]}`" if part.catch_up else part.name
 
 
