@@ -100,6 +100,10 @@ bench-loader: setup  ## what a core decodes, beside PIL and DALI; nvJPEG on a GP
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[loading]'
 	$(BIN)/python tools/bench_loader.py
 
+.PHONY: talks
+talks: setup  ## the slides of the talks; PDF=1 prints them, CLASS=FOLDER shows your class
+	@$(BIN)/python tools/talks.py $(if $(PDF),--pdf) $(if $(CLASS),--class '$(CLASS)')
+
 verify: setup  ## many verdicts: solutions must pass, wrong answers must not; MINUTES=9 stops, again goes on
 	$(BIN)/python tools/verify.py $(if $(MINUTES),--minutes $(MINUTES))
 
