@@ -204,7 +204,7 @@ def _needed(name):
 def timetable(day: Day) -> Table:
     """Return the parts of a day: begin, duration and name."""
     rows = [
-        (_clock(at), f"{part.minutes} min", part.kind, _said(part))
+        (_clock(at), f"{part.minutes} min", part.kind, _said(part) + _slides(part))
         for at, part in zip(day.times, day.parts, strict=False)
     ]
     left = day.most - day.teaching
@@ -215,9 +215,12 @@ def timetable(day: Day) -> Table:
 def _said(part):
     if part.until:
         return f"{part.name}, up to its heading {part.until!r}"
-    if part.kind == "talk" and (slides := talks().get(part.name)):
-        return f"{part.name}: {slides.relative_to(course.course_root())}"
     return f"{part.name}, after `dlojz catch-up {part.name[:2]}`" if part.catch_up else part.name
+
+
+def _slides(part):
+    slides = talks().get(part.name) if part.kind == "talk" else None
+    return f": {slides.relative_to(course.course_root())}" if slides else ""
 
 
 def _clock(minutes):
