@@ -61,6 +61,8 @@ def texts():
 def _texts():
     for name in TEXTS:
         yield name, (REPOSITORY / name).read_text(), False
+    for path in REPOSITORY.glob("solutions/talks/*.md"):
+        yield path.name, path.read_text(), False
     for path in REPOSITORY.glob("solutions/*.ipynb"):
         for i, cell in enumerate(nbformat.read(path, as_version=4).cells):
             if cell.cell_type == "markdown":

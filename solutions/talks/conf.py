@@ -77,7 +77,11 @@ class Talks(SphinxDirective):
         for title, path in syllabus.talks().items():
             page = f"{path.stem}.html"
             minutes = sorted({part.minutes for part in syllabus.parts(title)})
-            short = f'<a href="{page}?short">short</a>' if ":long:" in path.read_text() else ""
+            short = (
+                f'<a href="{page}?short">short</a>'
+                if ":long:" in path.read_text(encoding="utf-8")
+                else ""
+            )
             rows.append(
                 f'<tr><td><a href="{page}">{title}</a></td><td>{short}</td>'
                 f"<td>{' · '.join(map(str, minutes))} min</td></tr>"

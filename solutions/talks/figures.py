@@ -38,6 +38,8 @@ def draw(code: str, path: Path, inches: float = INCHES, scale: float = 1.5):
     figure = plt.gcf()
     if figure._suptitle and figure._suptitle.get_weight() == "bold":
         figure.suptitle("")
+    if "ours()" in code and not os.environ.get("DLOJZ_CLASS"):
+        figure.supxlabel("a simulated class: `make talks CLASS=FOLDER` draws yours", fontsize=8)
     figure.set_size_inches(inches, inches * HIGH / WIDE)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=scale * WIDE / inches, pil_kwargs={"lossless": True, "method": 2})
