@@ -49,8 +49,8 @@ def print_all(folder: Path = TARGET):
 def main():
     """Build, and print if that is wanted."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pdf", action="store_true", help="also a PDF of each talk")
-    parser.add_argument("--class", dest="folder", help="of the class board, for your own figures")
+    parser.add_argument("--pdf", action="store_true", help="print each talk, too")
+    parser.add_argument("--class", dest="folder", help="the class board's folder")
     wanted = parser.parse_args()
     if wanted.folder:
         os.environ["DLOJZ_CLASS"] = str(Path(wanted.folder).resolve())

@@ -163,7 +163,10 @@ def parts(name: str) -> list[Part]:
 def talks() -> dict[str, Path]:
     """Return the slides of each talk by its title, in the order of the longest syllabus."""
     files = (course.course_root() / "solutions" / "talks").glob("*.md")
-    titles = {path.read_text().partition("\n")[0].removeprefix("# "): path for path in files}
+    titles = {
+        path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# "): path
+        for path in files
+    }
     days = [day for syllabus in reversed(read().values()) for day in syllabus]
     asked = dict.fromkeys(part.name for day in days for part in day.parts)
     return {name: titles[name] for name in asked if name in titles}
