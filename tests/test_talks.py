@@ -211,3 +211,18 @@ def test_the_short_form_leaves_out_the_slides_that_are_marked(built, page):
     page.wait_for_function("window.Reveal && Reveal.isReady()")
     short = [blocks for _, _, blocks in slides(TALKS["fewer-bits"]) if not long(blocks)]
     assert page.evaluate("Reveal.getTotalSlides()") == 1 + len(short) == 5
+
+
+def test_a_printed_slide_fills_its_page(built, page):
+    page.goto((built / "fewer-bits.html").as_uri() + "?print-pdf")
+    page.wait_for_selector(".pdf-page img")
+    page.emulate_media(media="print")
+    places = """(all) => all.map((e) => { const box = e.getBoundingClientRect(),
+      paper = e.closest(".pdf-page").getBoundingClientRect();
+      return [box.left - paper.left, box.top - paper.top, box.bottom - paper.top]; })"""
+    titles, images = (page.eval_on_selector_all(f".pdf-page {e}", places) for e in ("h2", "img"))
+    assert len(titles) == len(images) == len(slides(TALKS["fewer-bits"]))
+    for (left, _, under), (_, top, bottom) in zip(titles, images, strict=True):
+        assert left == 50
+        assert under <= top
+        assert 700 < bottom <= 720

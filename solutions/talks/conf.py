@@ -77,11 +77,8 @@ class Talks(SphinxDirective):
         for title, path in syllabus.talks().items():
             page = f"{path.stem}.html"
             minutes = sorted({part.minutes for part in syllabus.parts(title)})
-            short = (
-                f'<a href="{page}?short">short</a>'
-                if ":long:" in path.read_text(encoding="utf-8")
-                else ""
-            )
+            marked = ":long:" in path.read_text(encoding="utf-8")
+            short = f'<a href="{page}?short">short</a>' if marked else ""
             rows.append(
                 f'<tr><td><a href="{page}">{title}</a></td><td>{short}</td>'
                 f"<td>{' · '.join(map(str, minutes))} min</td></tr>"
