@@ -4,6 +4,7 @@ import sys
 from html import escape
 from multiprocessing import Pool
 from pathlib import Path
+from zlib import crc32
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -36,7 +37,7 @@ revealjs_script_conf = {
 }
 
 
-wanted = []  # figures: arguments of figures.draw
+wanted = {}  # figures, by their file: the arguments of figures.draw
 
 
 class Draw(SphinxDirective):
@@ -50,10 +51,11 @@ class Draw(SphinxDirective):
     option_spec = {"long": directives.flag, "inches": float}  # noqa: RUF012 - as docutils has it
 
     def run(self):
-        number = self.env.new_serialno("draw")
-        name = f"figures/{self.env.docname}-{number}.webp"
-        inches = self.options.get("inches", figures.INCHES)
-        wanted.append(("\n".join(self.content), name, inches, float(self.config.scale)))
+        code, inches = "\n".join(self.content), self.options.get("inches", figures.INCHES)
+        name = (
+            f"figures/{crc32(f'{code} {inches}'.encode()):08x}.webp"  # the same in two talks: once
+        )
+        wanted[name] = code, inches, float(self.config.scale)
         classes = "long" if "long" in self.options else "short"
         return [figure("", f'<img class="{classes}" src="{name}"', format="html")]
 
@@ -89,8 +91,9 @@ class Talks(SphinxDirective):
 def draw(app, exception):
     """Draw the figures of all slides that were read, on all cores."""
     if not exception:
+        figures.names()  # imported once, before the processes part
         with Pool() as pool:
-            pool.starmap(figures.draw, [(code, app.outdir / name, *a) for code, name, *a in wanted])
+            pool.starmap(figures.draw, [(app.outdir / name, *a) for name, a in wanted.items()])
 
 
 def setup(app):

@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -22,6 +23,7 @@ INCHES = 8.2  # its width for Matplotlib: fewer inches make the type larger
 TOOLS = (batch_sweep, board, ladder, report, timeline, recorded, recordings, open_traces)
 
 
+@cache
 def names() -> dict:
     """Return what a block may use: TOOLS, the chapters as n02, and the names of this file."""
     folders = (course.course_root() / "dlojz" / "chapters").glob("n*_*/__init__.py")
@@ -30,11 +32,11 @@ def names() -> dict:
     return found | {tool.__name__.split(".")[-1]: tool for tool in TOOLS} | globals()
 
 
-def draw(code: str, path: Path, inches: float = INCHES, scale: float = 1.5):
+def draw(path: Path, code: str, inches: float = INCHES, scale: float = 1.5):
     """Write the figure that this code draws, in a slide's shape and without its own title."""
     mpl.use("agg")
     plt.close("all")
-    exec(code, names())  # of our own slides
+    exec(code, {**names()})  # of our own slides
     figure = plt.gcf()
     if figure._suptitle and figure._suptitle.get_weight() == "bold":
         figure.suptitle("")
