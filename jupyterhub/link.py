@@ -7,13 +7,13 @@ import sys
 from urllib.parse import quote, urlencode
 
 
-def link(hub: str, repository: str, branch: str = "main") -> str:
-    """Return the link: it starts the trainee's server, pulls, and opens the first notebook."""
+def link(hub: str, repository: str, branch: str = "main", notebook: str = "00_start") -> str:
+    """Return the link: it starts the trainee's server, pulls, and opens a notebook."""
     options = {
         "repo": repository,
         "branch": branch,
         "targetpath": "dlojz",  # the folder in the home, whatever the repository's name
-        "urlpath": "lab/tree/dlojz/notebooks/00_start.ipynb",
+        "urlpath": f"lab/tree/dlojz/notebooks/{notebook}.ipynb",
     }
     return f"{hub.rstrip('/')}/hub/user-redirect/git-pull?{urlencode(options, quote_via=quote)}"
 
