@@ -21,7 +21,7 @@ ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 HUB ?= one_machine
 HUB_FOLDER ?= $(if $(filter 0,$(shell id -u)),/opt/dlojz,$(HOME)/.local/share/dlojz)
 
-.PHONY: help setup system demo test test-latest quick lab hub lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
+.PHONY: help setup system demo test test-latest quick lab book hub lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | column -t -s '|'
@@ -69,6 +69,9 @@ test-latest:  ## tests of trainer, checks and notebooks on the newest torch, in 
 lab: setup  ## open JupyterLab on the notebooks
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter lab $(ROOT) $(TERMINAL) --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb
 
+book: setup  ## the course as a site, to read or to publish: book/README.md
+	@$(BIN)/python tools/book.py build
+
 hub:  ## try the course on a JupyterHub of your own, on loopback; or HUB=slurm_cluster
 	jupyterhub/install.sh $(HUB_FOLDER)
 	HUB_LOGIN=trial HUB_BRANCH=$${HUB_BRANCH:-$$(git branch --show-current)} jupyterhub/start.sh $(HUB_FOLDER) $(HUB)
@@ -111,5 +114,5 @@ record: setup  ## make recorded runs again, on a GPU: make record STEP=03 INTO=r
 	$(BIN)/python tools/record.py $(STEP) $(INTO)
 
 clean:  ## remove the environment and caches; runs, data and saved files stay
-	rm -rf $(VENV) .venv-latest build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-latest build book/_build *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,24 @@
+"""Sphinx's settings of the book. Its pages are written by `tools/book.py`."""
+
+import os
+
+project = author = "DLO-JZ"
+copyright = "the authors of DLO-JZ, BSD 3-Clause"
+html_title = "DLO-JZ"
+extensions = ["myst_parser"]
+myst_heading_anchors = 4
+html_theme = "sphinx_book_theme"
+html_static_path = ["static"]
+html_css_files = ["book.css"]
+
+html_copy_source = False
+html_last_updated_fmt = None
+html_theme_options = {
+    "home_page_in_toc": True,
+    "navbar_persistent": [],  # its search is in the side bar
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "repository_url": os.environ.get("BOOK_REPOSITORY", ""),
+    "use_repository_button": "BOOK_REPOSITORY" in os.environ,
+    "logo": {"text": "DLO-JZ"},
+}
