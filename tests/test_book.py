@@ -147,7 +147,7 @@ def test_outputs_are_kept_by_source_with_pictures_named_for_what_drew_them(tmp_p
             {"picture": "01_a/plot_two.webp"},
             {"picture": "01_a/plot_one-2.webp"},
             {"text": "in dlo-jz/runs"},
-            {"widget": "job 1: COMPLETED"},
+            {"widget": "job 1: COMPLETED\n"},
         ]
     }
     assert Image.open(tmp_path / "01_a/plot_two.webp").size == (1, 1)

@@ -12,6 +12,7 @@ import base64
 import io
 import json
 import os
+import platform
 import re
 import shutil
 import socket
@@ -60,7 +61,6 @@ def course(folder: Path, preset: str) -> dict[str, str]:
         "DLOJZ_QUEUE": str(folder / "queue"),
         "DLOJZ_PROGRESS": str(folder / "progress.json"),
         "DLOJZ_PRESET": preset,
-        "PYTHONPATH": str(REPOSITORY),
         "JUPYTERHUB_USER": "reader",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
@@ -104,6 +104,7 @@ def cleaner(folder: Path):
         str(REPOSITORY): "dlo-jz",
         sys.prefix: ".venv",
         os.path.realpath(sys.prefix): ".venv",
+        platform.release(): ".".join(platform.release().split(".")[:2]),
     }
     host = re.compile(rf"\b{re.escape(socket.gethostname())}\b")
 
@@ -133,14 +134,13 @@ def keep(name: str, notebook, texts: dict, preset: str, clean):
                 found.append({"picture": picture(data, f"{name}/{call}{number}.webp")})
             elif (widget := data.get("application/vnd.jupyter.widget-view+json")) is not None:
                 if text := texts.get(widget["model_id"]):
-                    found.append({"widget": clean(text)})
+                    _add(found, "widget", clean(text) + "\n")
             elif "text/html" in data:
                 found.append({"html": clean(data["text/html"])})
             elif "text/plain" in data:
                 found.append({"text": clean(data["text/plain"])})
             elif output.get("name") == "stdout":
-                begun = found.pop()["text"] if found and "text" in found[-1] else ""
-                found.append({"text": begun + clean(output["text"])})
+                _add(found, "text", clean(output["text"]))
         cells[cell.source] = found
     kept = {
         "preset": preset,
@@ -152,6 +152,13 @@ def keep(name: str, notebook, texts: dict, preset: str, clean):
     OUTPUTS.mkdir(parents=True, exist_ok=True)
     text = json.dumps(kept, indent=1, ensure_ascii=False)
     (OUTPUTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _add(found, kind, text):
+    """Add a text to the outputs, or to the last one if that is of the same kind."""
+    if not found or kind not in found[-1]:
+        found.append({kind: ""})
+    found[-1][kind] += text
 
 
 def picture(data: dict, name: str) -> str:

@@ -218,7 +218,7 @@ def output_of(output: dict) -> Iterator[str]:
     elif kind == "html":
         yield f'`````{{raw}} html\n<div class="output">{value}</div>\n`````'
     elif value.startswith("noted:"):
-        yield folded("A guess", f"<p>{escape(value.removeprefix('noted:'))}</p>")
+        yield folded("Our guess", f"<p>{escape(value.removeprefix('noted:'))}</p>")
     else:
         yield f'<pre class="output {kind}">{escape(value.rstrip())}</pre>'
 
