@@ -66,6 +66,8 @@ def test_every_notebook_and_document_has_a_page_that_the_contents_name(pages):
     assert {path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb")} <= wanted
     assert wanted <= pages.keys()
     assert {f"{name}.html" for name in wanted} <= set(pages["index"].links)
+    cover = pages["index"].path.read_text("utf-8")
+    assert [p.stem for p in book_pages.NOTEBOOKS if f">{p.stem}<" not in cover] == [], "its table"
 
 
 def test_links_and_pictures_are_there(pages):

@@ -23,6 +23,8 @@ from dlojz.widgets.answer import ANSWERS
 from dlojz.widgets.quiz import QUIZZES, as_html
 
 NOTEBOOKS = sorted((REPOSITORY / "solutions").glob("[0-9]*.ipynb"))
+TALKS = ("solutions/TALK.md", "solutions/talks/README.md")
+TALKS = tuple(file for file in TALKS if (REPOSITORY / file).exists())
 SITES = ("slurm/README.md", "jupyterhub/README.md")
 DOCS = ("own", "race", "benchmark", "recordings")
 CONTENTS = {
@@ -161,12 +163,12 @@ def notebook(path: Path) -> str:
 
 
 def outputs(name: str) -> dict:
-    """Return what was kept of a notebook's run; {} if it was never run."""
+    """Return the record of a notebook's run; {} if it was never run."""
     return course.read_table(OUTPUTS / f"{name}.json")
 
 
 def about(name: str, kept: dict) -> str:
-    """Return how to open a notebook, and on what it was run for this page."""
+    """Return the way to open a notebook, and the machine that it was run on for this page."""
     there = f"To work through it: <code>make lab</code>, <code>notebooks/{name}.ipynb</code>"
     if hub := os.environ.get("BOOK_HUB"):
         if not (repository := os.environ.get("BOOK_REPOSITORY")):
