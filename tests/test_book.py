@@ -14,6 +14,8 @@ import nbformat
 import pytest
 from PIL import Image
 
+from dlojz import course
+
 REPOSITORY = Path(__file__).parent.parent
 PHONE = {"width": 390, "height": 844}
 
@@ -115,13 +117,17 @@ def test_few_cells_were_edited_since_their_outputs_were_kept():
     assert len(stale) <= 12, "\n".join(["python tools/book.py run:", *stale[:12]])
 
 
-def test_quizzes_and_questions_are_folded(pages):
+def test_quizzes_questions_and_solutions_are_folded(pages):
     for path in book_pages.NOTEBOOKS:
         source = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
         asked = len(re.findall(r"^(?:quiz|answer)\(", source, re.M))
         text = pages[path.stem].path.read_text("utf-8")
         assert text.count('<div class="asked">') >= asked, path.stem
         assert "<details open" not in text
+        exercises = {path.stem} & {*course.CHAIN[1:]}
+        exercises |= {key for key in course.COPIED if f'course.own("{key}")' in source}
+        solved = re.findall(r"<summary>One solution of (\w+)", text)
+        assert sorted(solved) == sorted(exercises), "each once"
 
 
 def test_outputs_are_kept_by_source_with_pictures_named_for_what_drew_them(tmp_path, monkeypatch):

@@ -23,36 +23,29 @@ from dlojz.widgets.answer import ANSWERS
 from dlojz.widgets.quiz import QUIZZES, as_html
 
 NOTEBOOKS = sorted((REPOSITORY / "solutions").glob("[0-9]*.ipynb"))
-TALKS = ("solutions/TALK.md", "solutions/talks/README.md")
-TALKS = tuple(file for file in TALKS if (REPOSITORY / file).exists())
-SITES = ("slurm/README.md", "jupyterhub/README.md")
-DOCS = ("own", "race", "benchmark", "recordings")
+CLASS = ("INSTRUCTORS", "solutions/TALK", "solutions/talks/README", "slurm/README")
+MORE = ("docs/own", "docs/race", "docs/benchmark", "docs/recordings", "CONTRIBUTING")
 CONTENTS = {
     "Before you begin": ("README.md", "GLOSSARY.md"),
-    "Notebooks": tuple(f"solutions/{path.name}" for path in NOTEBOOKS),
+    "Notebooks": [f"solutions/{path.name}" for path in NOTEBOOKS],
     "The verdict": ("VERDICT.md", "docs/checks.md", "tests/wrong/museum/README.md"),
-    "For a class": (
-        "INSTRUCTORS.md",
-        "solutions/TALK.md",
-        "slurm/README.md",
-        "jupyterhub/README.md",
-    ),
-    "More": (
-        "docs/own.md",
-        "docs/race.md",
-        "docs/benchmark.md",
-        "docs/recordings.md",
-        "CONTRIBUTING.md",
-    ),
+    "For a class": [f"{name}.md" for name in (*CLASS, "jupyterhub/README")],
+    "More": [f"{name}.md" for name in MORE],
 }
+if not (REPOSITORY / "solutions" / "talks" / "README.md").exists():
+    CONTENTS["For a class"].remove("solutions/talks/README.md")
 FILES = [file for files in CONTENTS.values() for file in files]
 TITLES = {"README.md": "The course", "solutions/TALK.md": "Questions of the room"}
 CODE = re.compile(r"(^(`{3,}).*?^\2$|`[^`\n]+`)", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 COPIED = re.compile(r"\]\(files/([^)]+)\)")
 POWER = re.compile(r"\$(\d+)\^\{(-?)(\d+)\}\$")
+NOTED = re.compile(r"^noted: (.*)\n?", re.M)
 ASKED = re.compile(r'^(quiz|answer)\("([^"]+)"\)$\n?', re.M)
 PREDICTED = re.compile(r"^predict\(.*  # exercise: (.*)$", re.M)
+SECTION = re.compile(r"^(?=## )", re.M)
+RUN = re.compile(r"## (Run|Check)$", re.M)
+OWN = re.compile(r'course\.own\("(\w+)"\)')
 SOLVED = re.compile(r"  # exercise: .*$", re.M)
 
 
@@ -150,16 +143,35 @@ def _link(match, file):
 
 def notebook(path: Path) -> str:
     """Return the page of a solved notebook."""
-    kept = outputs(path.stem)
-    first, *cells = nbformat.read(path, as_version=4).cells
+    kept, (first, *cells) = outputs(path.stem), nbformat.read(path, as_version=4).cells
     parts = [as_page(first.source, f"solutions/{path.name}"), about(path.stem, kept)]
+    blocks = []  # (whether it is code, text): a cell, or a section of one
     for cell in cells:
-        if cell.cell_type == "code":
-            parts += code(cell.source, kept.get("cells", {}).get(cell.source, ()))
-        else:
-            text = as_page(cell.source, f"solutions/{path.name}")
-            parts.append(text.replace("\n## Run", f"\n{edit(path.stem)}\n\n## Run"))
+        text = cell.cell_type != "code"
+        for block in SECTION.split(cell.source) if text else [cell.source]:
+            blocks.append((not text, block))
+    places = solutions(path.stem, blocks)
+    for i, (is_code, block) in enumerate(blocks):
+        parts += [solution(name) for name in places.get(i, ())]
+        shown = kept.get("cells", {}).get(block, ())
+        parts += code(block, shown) if is_code else [as_page(block, f"solutions/{path.name}")]
     return "\n\n".join(parts) + "\n"
+
+
+def solutions(name: str, blocks: list[tuple[bool, str]]) -> dict[int, list[str]]:
+    """Return the exercises whose solutions come before a block, by the block's place.
+
+    That is where a section "Edit" is over, or behind the cell that runs the trainee's file.
+    """
+    texts = [block if not is_code else "" for is_code, block in blocks]
+    edit = next((i for i, text in enumerate(texts) if text.startswith("## Edit")), len(texts))
+    over = next((i for i in range(edit, len(texts)) if RUN.match(texts[i])), -1)
+    places = {over: [name]} if name in course.CHAIN[1:] else {}
+    for i, (_, block) in enumerate(blocks):
+        for key in OWN.findall(block):
+            place = places.setdefault(max(over, i + 1), [])
+            place += [key] * (key not in place)
+    return places
 
 
 def outputs(name: str) -> dict:
@@ -188,13 +200,19 @@ def about(name: str, kept: dict) -> str:
     return f'<p class="about">{there}. {ran}</p>'
 
 
-def edit(name: str) -> str:
-    """Return the solution of a step, folded: its difference from the step before."""
-    if name not in course.CHAIN[1:]:
-        return ""
-    before, after = (p.read_text("utf-8") for p in (course.before(name), course.solution(name)))
-    lines = [*unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1)][2:]
-    return folded("One solution", course.Diff("\n".join(lines))._repr_html_())
+def solution(name: str) -> str:
+    """Return the solution of an exercise, folded: its differences from what is handed out."""
+    pairs = []
+    if name in course.CHAIN:
+        pairs.append((course.before(name), course.solution(name)))
+    if name in course.COPIED or name in course.BESIDE:
+        file = (course.COPIED | course.BESIDE)[name]
+        pairs.append((course.prepared(name), REPOSITORY / "solutions" / file))
+    lines = []
+    for pair in pairs:
+        before, after = (path.read_text("utf-8").splitlines() for path in pair)
+        lines += [*unified_diff(before, after, lineterm="", n=1)][2:]
+    return folded(f"One solution of {name}", course.Diff("\n".join(lines))._repr_html_())
 
 
 def code(source: str, found: list) -> Iterator[str]:
@@ -219,10 +237,11 @@ def output_of(output: dict) -> Iterator[str]:
         yield "</div>"
     elif kind == "html":
         yield f'`````{{raw}} html\n<div class="output">{value}</div>\n`````'
-    elif value.startswith("noted:"):
-        yield folded("Our guess", f"<p>{escape(value.removeprefix('noted:'))}</p>")
     else:
-        yield f'<pre class="output {kind}">{escape(value.rstrip())}</pre>'
+        if text := NOTED.sub("", value).rstrip():
+            yield f'<pre class="output {kind}">{escape(text)}</pre>'
+        if noted := "; ".join(NOTED.findall(value)):
+            yield folded("Our guess", f"<p>{escape(noted)}</p>")
 
 
 def folded(summary: str, html: str, before: str = "") -> str:
