@@ -4,7 +4,7 @@
     DLOJZ_PRESET=cpu python tools/book.py run 02
 
 A file for each notebook has the outputs by the source of their cells, so that a cell that was
-edited since shows none. A picture lies beside it as lossless WebP, with the name of the function
+edited since shows none. A picture lies beside it as WebP, with the name of the function
 that drew it. A widget is kept as its text, as it is when the notebook has ended.
 """
 
@@ -27,6 +27,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 OUTPUTS = REPOSITORY / "book" / "outputs"
 SHARED = (".course-root", "dlojz", "notebooks", "reference", "slurm", "solutions", "tools")
+LARGE = 200_000  # bytes; a figure has half of it, and a few photographs five times as much
 DREW = re.compile(r"\b(plot_\w+)\(")
 # Figures for screens with two pixels per point.
 BEFORE = "get_ipython().run_line_magic('config', \"InlineBackend.figure_formats = ['retina']\")"
@@ -162,10 +163,13 @@ def _add(found, kind, text):
 
 
 def picture(data: dict, name: str) -> str:
-    """Write a picture as lossless WebP; return its name."""
+    """Write a picture as WebP, lossless unless it is of photographs; return its name."""
     from PIL import Image
 
-    (OUTPUTS / name).parent.mkdir(parents=True, exist_ok=True)
+    file = OUTPUTS / name
+    file.parent.mkdir(parents=True, exist_ok=True)
     image = Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).convert("RGB")
-    image.save(OUTPUTS / name, lossless=True, quality=100, method=6)
+    image.save(file, lossless=True, quality=100, method=6)
+    if file.stat().st_size > LARGE:
+        image.save(file, quality=85, method=6)
     return name

@@ -192,10 +192,11 @@ def about(name: str, kept: dict) -> str:
         there = f'<a class="hub" href="{escape(url)}">Open it on the hub</a>'
     ran = "This page was not run yet."
     if kept:
+        few = ", in sizes so small that its times say little" * (kept["preset"] == "smoke")
         ran = (
-            f"This page is the solved notebook, run on {kept['on']} in the sizes of the preset "
-            f"<i>{kept['preset']}</i> (torch {kept['torch']}, {kept['date']}). Figures of other "
-            "hardware are recorded, and say so."
+            f"This page is the solved notebook, run on {kept['on']} with the preset "
+            f"<i>{kept['preset']}</i>{few} (torch {kept['torch']}, {kept['date']}). Figures of "
+            "other hardware are recorded, and say so."
         )
     return f'<p class="about">{there}. {ran}</p>'
 
