@@ -24,7 +24,7 @@ from dlojz.widgets.quiz import QUIZZES, as_html
 
 NOTEBOOKS = sorted((REPOSITORY / "solutions").glob("[0-9]*.ipynb"))
 CLASS = ("INSTRUCTORS", "solutions/TALK", "solutions/talks/README", "slurm/README")
-MORE = ("docs/own", "docs/race", "docs/benchmark", "docs/recordings", "CONTRIBUTING")
+MORE = ("docs/own", "docs/race", "docs/benchmark", "docs/recordings", "CONTRIBUTING", "book/README")
 CONTENTS = {
     "Before you begin": ("README.md", "GLOSSARY.md"),
     "Notebooks": [f"solutions/{path.name}" for path in NOTEBOOKS],
