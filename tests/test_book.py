@@ -1,6 +1,7 @@
 """The course as a book: it builds, its links lead somewhere, it can be read on a phone."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -52,7 +53,8 @@ def site(tmp_path_factory):
         "--into",
         str(folder),
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}  # this clone's quizzes
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "html"
 
