@@ -18,7 +18,7 @@ html_theme_options = {
     "navbar_persistent": [],  # its search is in the side bar
     "use_download_button": False,
     "use_fullscreen_button": False,
-    "repository_url": os.environ.get("BOOK_REPOSITORY", ""),
-    "use_repository_button": "BOOK_REPOSITORY" in os.environ,
     "logo": {"text": "DLO-JZ"},
 }
+if repository := os.environ.get("BOOK_REPOSITORY"):
+    html_theme_options["extra_footer"] = f'<a href="{repository}">The repository</a>'
