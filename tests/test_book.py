@@ -112,7 +112,7 @@ def test_kept_pictures_are_small_and_each_is_named_by_an_output():
     outputs = [o for each in kept for found in each["cells"].values() for o in found]
     assert pictures == {output["picture"] for output in outputs if "picture" in output}
     sizes = [file.stat().st_size for file in book_outputs.OUTPUTS.rglob("*") if file.is_file()]
-    assert sum(sizes) < 12e6, "this is in every clone"
+    assert sum(sizes) < 10e6, "this is in every clone"
 
 
 def test_few_cells_were_edited_since_their_outputs_were_kept():
