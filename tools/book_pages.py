@@ -23,7 +23,7 @@ from dlojz.widgets.answer import ANSWERS
 from dlojz.widgets.quiz import QUIZZES, as_html
 
 NOTEBOOKS = sorted((REPOSITORY / "solutions").glob("[0-9]*.ipynb"))
-CLASS = ("INSTRUCTORS", "solutions/TALK", "solutions/talks/README", "slurm/README")
+CLASS = ("INSTRUCTORS", "solutions/TALK", "slurm/README")
 MORE = ("docs/own", "docs/race", "docs/benchmark", "docs/recordings", "CONTRIBUTING", "book/README")
 CONTENTS = {
     "Before you begin": ("README.md", "GLOSSARY.md"),
@@ -32,8 +32,6 @@ CONTENTS = {
     "For a class": [f"{name}.md" for name in (*CLASS, "jupyterhub/README")],
     "More": [f"{name}.md" for name in MORE],
 }
-if not (REPOSITORY / "solutions" / "talks" / "README.md").exists():
-    CONTENTS["For a class"].remove("solutions/talks/README.md")
 FILES = [file for files in CONTENTS.values() for file in files]
 TITLES = {"README.md": "The course", "solutions/TALK.md": "Questions of the room"}
 CODE = re.compile(r"(^(`{3,}).*?^\2$|`[^`\n]+`)", re.M | re.S)
