@@ -21,7 +21,7 @@ ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 HUB ?= one_machine
 HUB_FOLDER ?= $(if $(filter 0,$(shell id -u)),/opt/dlojz,$(HOME)/.local/share/dlojz)
 
-.PHONY: help setup system demo test test-latest quick lab book hub lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
+.PHONY: help setup system demo test test-latest quick lab book talks hub lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | column -t -s '|'
@@ -103,7 +103,6 @@ bench-loader: setup  ## what a core decodes, beside PIL and DALI; nvJPEG on a GP
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[loading]'
 	$(BIN)/python tools/bench_loader.py
 
-.PHONY: talks
 talks: setup  ## the slides of the talks; PDF=1 prints them, CLASS=FOLDER shows your class
 	@$(BIN)/python tools/talks.py $(if $(PDF),--pdf) $(if $(CLASS),--class '$(CLASS)')
 
