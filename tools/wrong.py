@@ -175,9 +175,9 @@ PAGE = FOLDER / MUSEUM / "README.md"
 INTRO = """# The museum
 
 Mistakes that suit any step, each a diff against a solution: in the data, the settings or the log,
-late ones, and images or work that are left out. A check refuses them all. `make verify` judges
-every one, `make test` some of each kind. Tricks that only somebody who cheats would write are not
-here, and [a check does not see them all](../../../VERDICT.md).
+late ones, and images or work that are left out. A check refuses each of them: `make verify` judges
+every one, `make test` some of each kind. Deliberate cheating is not collected here, and
+[some of it passes](../../../VERDICT.md).
 
 `python tools/wrong.py museum` writes this page.
 
