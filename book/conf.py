@@ -7,6 +7,7 @@ copyright = "the authors of DLO-JZ, BSD 3-Clause"
 html_title = "DLO-JZ"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
+smartquotes = False  # -- is a flag
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
 html_css_files = ["book.css"]
