@@ -121,7 +121,7 @@ def test_budgets_are_compared_with_random_search_by_repeats(run):
     axes = n13.plot_budgets(run)
     assert len(axes) == 2, "random search, and TPE"
     first, second, _ = title(axes).splitlines()
-    assert first == "Shown to be better than random search: TPE (repeats: 3)"
+    assert first == "TPE is shown to be better than random search (3 repeats)"
     assert second.endswith("unseen images, no pruning: random 77.0 %, TPE 80.0 %")
     assert "Hyperband: random 77.0 %" in title(axes)
     compared = "TPE\nwinners beside random search's:\n3.0 ± 0.0 points better"

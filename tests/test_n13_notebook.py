@@ -46,7 +46,9 @@ def test_no_sampler_is_shown_better_than_random_search():
     }
     found = {n: paired.difference(reached["random"], reached[n]) for n in ("tpe", "gp")}
     assert {difference.word for difference in found.values()} == {NO_DIFFERENCE}
-    assert "no sampler (repeats: 3)" in title(figures.plot_budgets(studies())[0])
+    assert "No sampler is shown to be better than random search (3 repeats)" in title(
+        figures.plot_budgets(studies())[0]
+    )
     [whole] = {len(s.trials) for n in reached for s in kinds[n, "none"]}
     yield f"{NUMBERS[len(reached['random'])]} repeats, with {whole} trials each, would have seen "
     yield f"seen {found['tpe'].half:.1f} points for TPE and {found['gp'].half:.1f} for the GP"
@@ -128,7 +130,7 @@ def test_a_search_of_jobs():
     chance = 1 / sizes.setup["classes"]
     noise = 100 * (chance * (1 - chance) / sizes.setup["val_images"]) ** 0.5
     assert all(abs(accuracy - 100 * chance) < noise for accuracy in accuracies), "by lot"
-    yield f"to {max(accuracies):.1f} %, when chance is {100 * chance:.1f} %: by lot"
+    yield f"to {max(accuracies):.1f} %, where chance is {100 * chance:.1f} %: the pruner"
     yield f"The winner had {100 * found.best['accuracies'][0]:.1f} %, and survived"
     assert "H100" in sizes.setup["device_name"]
     workers = {trial["worker"] for trial in found.trials}

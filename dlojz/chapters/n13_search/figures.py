@@ -102,7 +102,7 @@ def plot_budgets(run, axes=None):
         drawing.legend(axes[-1], 1, (1, 0), loc="lower right", fontsize=8)
         repeats = len({search.repeat for search in searches(run)})
         marks = f"Bands: {repeats} repeats; diamonds: fresh seeds, unseen images; bars: 95 %. "
-        text = f"Shown to be better than random search: {_ahead(found)} (repeats: {repeats})\n"
+        text = f"{_ahead(found)} shown to be better than random search ({repeats} repeats)\n"
         text += f"Winners with fresh seeds on unseen images, {_budgets_text(found)}"
         entitle(axes[0], text, _setting(run, marks))
     return axes
@@ -141,10 +141,10 @@ def _difference(found, name):
 
 
 def _ahead(found):
-    """Return the samplers that are shown to be better than random search, in words."""
+    """Return the samplers that are better than random search, in words: "TPE is"."""
     shown = {name: _difference(found, name) for name in SAMPLERS}
     ahead = [SAMPLERS[name] for name, each in shown.items() if each and each.word == paired.BETTER]
-    return " and ".join(ahead) or "no sampler"
+    return f"{' and '.join(ahead) or 'No sampler'} {'are' if len(ahead) > 1 else 'is'}"
 
 
 def _budgets_text(found):
