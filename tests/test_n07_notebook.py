@@ -86,8 +86,8 @@ def crossing():
 @claims("07_augmentation")
 def test_one_training_gains_what_the_other_loses():
     short, long = (task.others[RANDAUGMENT].difference.mean for task in crossing())
-    yield f"{RANDAUGMENT} costs one recorded training {-short:.1f} points of accuracy"
-    yield f"and gains another {long:.1f} |"
+    yield f"{RANDAUGMENT} cost a short recorded training {-short:.1f} points of accuracy"
+    yield f"and gained a long one {long:.1f} |"
 
 
 def test_every_change_costs_the_short_training_and_only_cutmix_the_long_one():
