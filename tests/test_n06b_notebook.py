@@ -13,14 +13,14 @@ STRONG, WEAK = "h200/06-strong-resnet50-bf16", "h200/06-resnet50-bf16"
 
 
 def means(name, processes, value):
-    """Return the mean of a value of the runs with so many processes."""
+    """Return the mean of a value over the runs with this number of processes."""
     found = runs.recordings(f"{name}-x{processes}-*")
     assert len(found) == 3
     return np.mean([getattr(summary(path), value) for path in found])
 
 
 def linear(name, processes):
-    """Return the speed of these processes, in percent of so many single ones."""
+    """Return the speed of n processes, in percent of n times that of one."""
     one, several = (means(name, n, "images_per_s") for n in (1, processes))
     return 100 * several / (processes * one)
 

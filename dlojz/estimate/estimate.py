@@ -97,7 +97,7 @@ def main():
         args["image_size"] = 224
     plan = Plan(**args | {"flags": tuple(args["flags"])})
     warnings.filterwarnings("ignore")  # DDP's on tensors without values
-    logging.disable()  # torch logs an error that is told here
+    logging.disable()  # torch logs an error that is reported below
     try:
         trainer = any_model if foreign else imports.trainer(file)
         found = result(trainer, plan)

@@ -331,8 +331,7 @@ def _means_text(ranks):
     differ = (signs != signs[0]).any(0)
     if not differ.any() and len(ranks) > 1:
         return f"No running mean has another sign in another of {len(ranks)} processes"
-    text = f"{differ.sum()} of {differ.size} running means have another sign in another process"
-    return text
+    return f"{differ.sum()} of {differ.size} running means have another sign in another process"
 
 
 def statistics(run) -> Table:
