@@ -66,8 +66,8 @@ def waits(trace: Trace) -> list[Asked]:
             for each in (trace.ops, trace.lines, trace.ranges)
         )
         copies, printing = _copies(trace, thread), _printing(ops)
-        around = zip(*(_around(mine, each) for each in (ops, lines, ranges)), strict=True)
-        found = [*zip(mine, around, strict=True), (None, ([], [], []))]
+        outside = zip(*(around(mine, each) for each in (ops, lines, ranges)), strict=True)
+        found = [*zip(mine, outside, strict=True), (None, ([], [], []))]
         for (call, of), (_, of_next) in pairwise(found):
             if BLOCKING.match(call.name) and of[0][-1:] == of_next[0][-1:] != []:
                 continue  # a copy whose operation goes on to synchronise: it waits once
@@ -118,8 +118,8 @@ def _printing(ops) -> set[float]:
     return found
 
 
-def _around(inner, outer):
-    """Return the events of `outer` around each of `inner`, widest first."""
+def around(inner: Sequence[Event], outer: Sequence[Event]) -> list[list[Event]]:
+    """Return the events of `outer` around each of `inner`, widest first; all of one thread."""
     found, stack, rest = [], [], iter(outer)
     following = next(rest, None)
     for event in inner:
@@ -218,14 +218,18 @@ def absences(trace: Trace) -> list[Event]:
     least_ms = AWAY_RECORDED_MS if trace.lines else AWAY_MS
     long = [s for s in spans.without(whole, known) if s[1] - s[0] >= least_ms]
     found = [Event(_place(trace, begin, end), begin, end, trace.thread) for begin, end in long]
-    return [span for span in found if not OPTIMIZER.match(phase_of(trace, span))]
+    return [s for s in found if not any(OPTIMIZER.match(name) for name in _phases(trace, s))]
 
 
 def phase_of(trace: Trace, span: Event) -> str:
     """Return the innermost range around the middle of a span, such as "update", or ""."""
+    return next(reversed(_phases(trace, span)), "")
+
+
+def _phases(trace, span):
+    """Return the names of the ranges around the middle of a span, widest first."""
     middle = (span.begin + span.end) / 2
-    around = [e for e in trace.ranges if e.where == span.where and e.begin <= middle < e.end]
-    return around[-1].name if around else ""
+    return [e.name for e in trace.ranges if e.where == span.where and e.begin <= middle < e.end]
 
 
 def _place(trace, begin, end):
@@ -238,8 +242,8 @@ def _place(trace, begin, end):
     if most:
         return most[0]
     middle = (begin + end) / 2
-    around = [e for e in trace.lines if e.where == trace.thread and e.begin <= middle < e.end]
-    return _line([e.name for e in around])
+    mine = [e.name for e in trace.lines if e.where == trace.thread and e.begin <= middle < e.end]
+    return _line(mine)
 
 
 def loading(trace: Trace) -> list[tuple[float, float]]:
