@@ -288,3 +288,30 @@ def test_on_a_processor_too_a_host_that_runs_no_operation_is_busy_elsewhere(tmp_
     assert only.share == pytest.approx(1 / 3)
     assert ("in trainer.py, augment" if line else "in the phase 'update'") in only.evidence
     assert only.sure == ("certain" if line else "probable")
+
+
+@pytest.mark.parametrize(
+    ("asker", "fault"), [("aten::mul_", "small-calls"), ("Optimizer.step#SGD.step", "updates")]
+)
+def test_who_asks_for_most_of_the_kernels_all_small_is_named(tmp_path, asker, fault):
+    def asks(machine):
+        with machine.range(asker, "cpu_op" if fault == "small-calls" else "user_annotation"):
+            for _ in range(600):
+                machine.task(RELU, 0.002, cost=0.01)
+
+    (only,) = accused(tmp_path, simulated(MIDDLE, asks))
+    assert only.fault == fault
+    assert only.evidence.startswith(f"{asker} asks for 600 of the ")
+
+
+def test_what_the_profiler_added_is_no_fault(tmp_path):
+    traces = [trace.read(small(0.004).write(tmp_path / "0.json"))]
+    assert [s.fault for s in suspects.suspects(traces)] == ["small-batch"]
+    (only,) = suspects.suspects(traces, step_ms=400 * 0.004 / 0.9)  # of the same kernels
+    assert "computes for 90% of the step" in suspects.sentence(only)
+
+
+def test_a_stop_while_the_optimizer_launches_is_a_launch_whatever_range_is_inside(tmp_path):
+    made = steps((CONV, 0, 1), (CONV, 9, 10), host=[("Optimizer.step#SGD.step", 0.5, 9.5)])
+    made.host("user_annotation", "update", 0.6, 9.4)
+    assert "elsewhere" not in faults(tmp_path, made)

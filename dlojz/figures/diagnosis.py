@@ -2,7 +2,7 @@
 
 from dlojz.runs import stats
 from dlojz.runs.folder import path_of
-from dlojz.traces import breakdown, suspects
+from dlojz.traces import breakdown, kinds, suspects
 from dlojz.traces.trace import TraceError, open_traces
 
 CURES = {  # of the suspects' faults: the notebook that teaches it
@@ -15,6 +15,8 @@ CURES = {  # of the suspects' faults: the notebook that teaches it
     "one-worker": "05_dataloader",
     "unpinned": "05_dataloader",
     "copies": "05_dataloader",
+    "updates": "02_amp",
+    "small-calls": "09_compile",
     "small-batch": "09_compile",
     "nchw": "03_channels_last",
     "allocator": "01b_memory",
@@ -52,8 +54,8 @@ def diagnosis(run) -> list[str]:
         traces = open_traces(path_of(run))
     except TraceError:
         return [*lines, "suspect: no trace, which is of steps 16 and 17: train a little longer"]
-    suspect = suspects.suspects(traces)[0]
-    reading = breakdown.analyse(traces[0])
+    suspect = suspects.suspects(traces, mean)[0]
+    reading = breakdown.analyse(traces[0]).without_profiler(mean)
     lines.append(f"suspect: {suspects.sentence(suspect)}")
     cure = CURES.get(suspect.fault)
     cause, share = next(iter(reading.lost.items()), ("", 0.0))
@@ -63,8 +65,13 @@ def diagnosis(run) -> list[str]:
         cure = OF_LOSSES[breakdown.DATA]
     elif cure is None and share > 1 - breakdown.BOUND:
         cure = OF_LOSSES.get(cause)
-    if cure is None and reading.tensor_cores is not None and reading.tensor_cores < SLOW_FORMAT:
-        lines[-1] += f"; {reading.tensor_cores:.0%} of the matrix products are on tensor cores"
+    matrix = reading.kinds.get(kinds.MATRIX, 0.0) / reading.step_ms
+    slow = reading.tensor_cores is not None and reading.tensor_cores < SLOW_FORMAT
+    if cure is None and slow and matrix > 1 - breakdown.BOUND:
+        lines[-1] = (
+            f"suspect: matrix products are not on tensor cores (certain): they take {matrix:.0%} "
+            f"of the step, and {reading.tensor_cores:.0%} of that is on tensor cores"
+        )
         cure = "02_amp"
     return [*lines, f"cure: notebook {cure}" if cure else "cure: no notebook, for what was seen"]
 

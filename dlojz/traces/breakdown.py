@@ -8,7 +8,7 @@ is ahead again. Only the rest, with a host that does nothing but launch, is call
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dlojz.traces import host, kinds, spans, whatif
@@ -75,6 +75,25 @@ class Reading:
         found[COMMUNICATION] += self.exposed_ms
         found[COPIES] += self.pageable_ms
         return {cause: ms / self.step_ms for cause, ms in found.most_common() if ms > 0}
+
+    def without_profiler(self, step_ms: float) -> "Reading":
+        """Return the reading of a step that took `step_ms` on average before it was profiled.
+
+        The device's work stays the same. A profiler lengthens each launch, and stops the host now
+        and then to write, so what it added is taken from the idle time of these two causes first.
+        """
+        if not self.device or step_ms >= self.step_ms:
+            return self
+        work_ms = self.step_ms - sum(self.idle.values())
+        left = max(step_ms - work_ms, 0.0)  # of the idle time
+        idle = {}
+        for mine in (self.idle.keys() - {LAUNCHES, AWAY}, self.idle.keys() & {LAUNCHES, AWAY}):
+            had = sum(self.idle[cause] for cause in mine)
+            keep = min(left / had, 1.0) if had else 0.0
+            idle |= {cause: keep * self.idle[cause] for cause in mine}
+            left -= keep * had
+        idle = {cause: idle[cause] for cause in self.idle}
+        return replace(self, step_ms=work_ms + sum(idle.values()), idle=idle)
 
     @property
     def verdict(self) -> str:
@@ -184,6 +203,26 @@ def _asked_in_the_steps(trace):
     if not any(e.ms for e in work):
         raise TraceError(f"{trace.path}: no step in it asked the GPU for anything")
     return work, max([begin, *(e.end for e in earlier if e.begin < work[0].begin)])
+
+
+def launching(trace: Trace) -> dict[str, tuple[float, float]]:
+    """Return who asks for the kernels of a step: {name: (kernels a step, their mean in ms)}.
+
+    The name is the optimizer's, else that of the outermost operation around the call, if there is
+    one; who asks for most kernels comes first.
+    """
+    spent = defaultdict(list)
+    work = {e.id: e for e in in_steps(trace) if e.id}
+    calls = [c for c in trace.calls if c.id in work]
+    for thread in {c.where for c in calls}:
+        mine = [c for c in calls if c.where == thread]
+        around = ([e for e in each if e.where == thread] for each in (trace.ranges, trace.ops))
+        for call, ranges, ops in zip(mine, *(host.around(mine, e) for e in around), strict=True):
+            updates = [e for e in ranges if host.OPTIMIZER.match(e.name)]
+            for first in [*updates, *ops][:1]:
+                spent[first.name].append(work[call.id].ms)
+    most = sorted(spent.items(), key=lambda item: -len(item[1]))
+    return {name: (len(ms) / len(trace.steps), sum(ms) / len(ms)) for name, ms in most}
 
 
 def _share(matrix):

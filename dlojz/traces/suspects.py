@@ -8,6 +8,7 @@ held-out-none-x2 has, since unseen-none-x2 was taken for one; and `host.AWAY_REC
 after sealed-11. The rules were tried on a simulated host and device (tests/simulated.py), too.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ WORDS = {
     "item": "the host reads many numbers from the device",
     "unpinned": "batches are copied from memory that is not pinned",
     "one-worker": "the loader does not keep up",
+    "updates": "the optimizer launches kernels for each tensor on its own",
+    "small-calls": "one operation launches very many small kernels",
     "small-batch": "the work is too small for its launches, such as that of a small batch",
     "nchw": "tensor cores get the layout NCHW",
     "print": "tensors are printed",
@@ -70,7 +73,8 @@ class Witness:
     """The trace of one process, and its reading."""
 
     trace: trace.Trace
-    reading: breakdown.Reading
+    reading: breakdown.Reading  # at the speed of a step that is not profiled, if that is known
+    traced_ms: float  # a step in the trace
 
 
 # In each comment: the value measured with the fault, and without it. Shares are of the step.
@@ -80,6 +84,9 @@ PAGEABLE_SHARE = 0.005  # 0.06, else 0.0004
 READS = 5  # by .item() and the like, per step: 19 or more, else at most 1
 PRINTS = 1  # numbers that are read to be printed: 14 or more, else none
 READS_SHARE = 0.003  # of either: 0.004 where the host is never ahead
+KERNELS_SHARE = 0.25  # of one asker: 0.57, else at most 0.11
+SMALLER = 5  # times than all others: 30, else all are small
+SMALL_MS = 0.01  # a kernel of that asker, on average: 0.0016, else 0.044
 LAUNCH_SHARE = 0.5  # 0.84, else 0.36 with a host that keeps up
 NCHW_SHARE = 0.03  # 0.41, else 0.002
 OTHER_SHARE = 0.03  # of a cause outside the classes: 0.085, else at most 0.01
@@ -95,13 +102,15 @@ LATE_EXCHANGE_SHARE = 0.2  # in the process that waits most, without other fault
 WORKED_SHARE = 0.5  # longer work of its device, relative to its delay: else 0.03
 
 
-def suspects(traces: Sequence[trace.Trace]) -> list[Suspect]:
+def suspects(traces: Sequence[trace.Trace], step_ms: float = math.inf) -> list[Suspect]:
     """Return the faults in the traces of all processes, the most expensive first.
+
+    step_ms: a step without the profiler, on average, if that was timed.
 
     Small work comes last of the expensive ones: it remains once the host does nothing but launch.
     And a straggler's other activity is the reason of its delay, not another fault.
     """
-    witnesses = [Witness(t, breakdown.analyse(t)) for t in traces]
+    witnesses = [_witness(t, step_ms) for t in traces]
     late = _straggler(witnesses)
     found = [rule(w) for w in witnesses for rule in RULES]
     found = [s for s in found if s and not (late and s.fault == "elsewhere")]
@@ -110,6 +119,11 @@ def suspects(traces: Sequence[trace.Trace]) -> list[Suspect]:
     for suspect in sorted(map(_doubted, found), key=_rank):
         worst.setdefault(suspect.fault, suspect)
     return list(worst.values()) or [_nothing(witnesses[0])]
+
+
+def _witness(found, step_ms):
+    reading = breakdown.analyse(found)
+    return Witness(found, reading.without_profiler(step_ms), reading.step_ms)
 
 
 def _cheap(suspect):
@@ -215,7 +229,7 @@ def _away_in_each_step(witness):
     """
     away = spans.of(host.absences(witness.trace))
     least = min(spans.common([(s.begin, s.end)], away) for s in witness.trace.steps)
-    return least / witness.reading.step_ms
+    return least / witness.traced_ms
 
 
 def _allocator(witness) -> Suspect | None:
@@ -280,6 +294,28 @@ def _small_batch(witness) -> Suspect | None:
     )
 
 
+def _asker(witness) -> Suspect | None:
+    """Return a suspect if the device waits for launches, most of them of one asker's small kernels.
+
+    Such are an optimizer's without foreach or fused, and a loop over tensors.
+    """
+    found = witness.reading
+    name, (count, ms) = next(iter(breakdown.launching(witness.trace).items()), ("", (0, 0)))
+    updates = host.OPTIMIZER.match(name)
+    share = found.lost.get(breakdown.LAUNCHES, 0)
+    others = found.launches - count
+    smaller = updates or SMALLER * ms * others < sum(found.kinds.values()) - count * ms
+    many = not found.few and count >= KERNELS_SHARE * found.launches and ms < SMALL_MS and smaller
+    return _if(
+        many and share >= OTHER_SHARE,
+        "updates" if updates else "small-calls",
+        share,
+        f"{name} asks for {count:,.0f} of the {found.launches:,.0f} kernels of a step, of "
+        f"{1000 * ms:.1f} µs each, and for {share:.0%} of the step the device waits for launches"
+        + (": foreach=True or fused=True make them few" if updates else ""),
+    )
+
+
 def _pauses(witness) -> Suspect | None:
     share = witness.reading.lost.get(breakdown.PAUSES, 0)
     return _if(
@@ -313,6 +349,7 @@ RULES: tuple[Callable, ...] = (
     _elsewhere,
     _allocator,
     _copies,
+    _asker,
     _small_batch,
     _pauses,
     _nchw,
