@@ -164,6 +164,26 @@ def test_a_diagnosis_names_the_cause(runs):
     assert cure == "cure: no notebook, for what was seen"
 
 
+SEEN = {  # on an H100, with experiments/faults.py: what was suspected, and the cure
+    "healthy": ("no known fault: the device computes for 87%", "no notebook, for what was seen"),
+    "python": ("aten::mul_ asks for 1,288 of the 2,266 kernels", "notebook 09_compile"),
+    "sync": ("in each step the host read a number 161 times", "notebook 04_profiler"),
+    "precision": ("matrix products are not on tensor cores", "notebook 02_amp"),
+    "optimizer": ("the optimizer launches kernels for each tensor on its own", "notebook 02_amp"),
+    "layout": ("tensor cores get the layout NCHW", "notebook 03_channels_last"),
+}
+
+
+@pytest.mark.parametrize("fault", SEEN)
+def test_a_fault_of_a_strangers_trainer_on_a_gpu_is_named_with_its_cure(fault):
+    _, suspect, cure = diagnosis(REPOSITORY / f"reference/h100/15-trace-{fault}")
+    evidence, notebook = SEEN[fault]
+    assert evidence in suspect
+    assert (
+        cure == f"cure: {f'notebook {notebook}' if notebook else 'no notebook, for what was seen'}"
+    )
+
+
 def test_a_copy_is_watched_and_paired_from_the_courses_folder(course_folder):
     mine = course.own("15_letters")
     assert mine == "own/letters.py"
