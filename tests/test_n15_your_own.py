@@ -179,9 +179,7 @@ def test_a_fault_of_a_strangers_trainer_on_a_gpu_is_named_with_its_cure(fault):
     _, suspect, cure = diagnosis(REPOSITORY / f"reference/h100/15-trace-{fault}")
     evidence, notebook = SEEN[fault]
     assert evidence in suspect
-    assert (
-        cure == f"cure: {f'notebook {notebook}' if notebook else 'no notebook, for what was seen'}"
-    )
+    assert cure == f"cure: {notebook}"
 
 
 def test_a_copy_is_watched_and_paired_from_the_courses_folder(course_folder):

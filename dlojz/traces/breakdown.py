@@ -206,10 +206,10 @@ def _asked_in_the_steps(trace):
 
 
 def launching(trace: Trace) -> dict[str, tuple[float, float]]:
-    """Return who asks for the kernels of a step: {name: (kernels a step, their mean in ms)}.
+    """Return the askers of a step's kernels: {name: (kernels a step, their mean in ms)}.
 
     The name is the optimizer's, else that of the outermost operation around the call, if there is
-    one; who asks for most kernels comes first.
+    one. The asker of most kernels comes first.
     """
     spent = defaultdict(list)
     work = {e.id: e for e in in_steps(trace) if e.id}
