@@ -1,11 +1,13 @@
 """Jobs, from a terminal: submitted, listed and cancelled, and what they were like."""
 
+import math
 import sys
 from pathlib import Path
 
 from dlojz import launch
-from dlojz.course import presets
+from dlojz.course import UserError, presets
 from dlojz.launch import series, sites
+from dlojz.runs import stats
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless
 from dlojz.traces import breakdown, suspects
@@ -189,19 +191,34 @@ def last():
     return found[-1]
 
 
+def _unprofiled_ms(run):
+    """Return the mean of a run's steps, which are timed without the profiler, if it has a log."""
+    try:
+        return sum(stats.summary(run).phase_ms.values()) or math.inf
+    except UserError:
+        return math.inf
+
+
 def _trace(args):
     from dlojz.figures import timeline
 
     run = _run(args.job) if args.job else last()
     traces = open_traces(run)
     found = traces[0]
-    print(f"{breakdown.analyse(found).verdict}: {found.path}")
+    step_ms, whole = _unprofiled_ms(run), breakdown.analyse(found)
+    reading = whole.without_profiler(step_ms)
+    print(f"{reading.verdict}: {found.path}")
     for note in dict.fromkeys(note for each in traces for note in each.notes):
         print(f"note: {note}")
+    if reading is not whole:
+        print(
+            f"note: a step took {whole.step_ms:.1f} ms here and {step_ms:.1f} ms before it was "
+            "profiled; the table has it whole, verdict and suspects without what the profiler added"
+        )
     print(f"\n{timeline.times(found)}")
     if found.on_gpu:
         print(f"\n{timeline.waits(found)}")
-    for suspect in suspects.suspects(traces):
+    for suspect in suspects.suspects(traces, step_ms):
         print(f"\n{suspects.sentence(suspect)}")
     if args.png:
         timeline.plot_step(found).figure.savefig(args.png, dpi=150, bbox_inches="tight")
