@@ -7,7 +7,6 @@ from pathlib import Path
 from dlojz import launch
 from dlojz.course import UserError, presets
 from dlojz.launch import series, sites
-from dlojz.runs import stats
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless
 from dlojz.traces import breakdown, suspects
@@ -193,6 +192,8 @@ def last():
 
 def _unprofiled_ms(run):
     """Return the mean of a run's steps, which are timed without the profiler, if it has a log."""
+    from dlojz.runs import stats
+
     try:
         return sum(stats.summary(run).phase_ms.values()) or math.inf
     except UserError:
