@@ -41,6 +41,7 @@ POWER = re.compile(r"\$(\d+)\^\{(-?)(\d+)\}\$")
 NOTED = re.compile(r"^noted: (.*)\n?", re.M)
 ASKED = re.compile(r'^(quiz|answer)\("([^"]+)"\)$\n?', re.M)
 PREDICTED = re.compile(r"^predict\(.*  # exercise: (.*)$", re.M)
+COLUMNS = re.compile(r"^ *\S+ {2,}\S.* {2,}\S+.*$", re.M)  # a row of words set in columns
 SECTION = re.compile(r"^(?=## )", re.M)
 RUN = re.compile(r"## (Run|Check)$", re.M)
 OWN = re.compile(r'course\.own\("(\w+)"\)')
@@ -238,6 +239,7 @@ def output_of(output: dict) -> Iterator[str]:
         yield f'`````{{raw}} html\n<div class="output">{value}</div>\n`````'
     else:
         if text := NOTED.sub("", value).rstrip():
+            kind = "columns" if len(COLUMNS.findall(text)) > 1 else kind
             yield f'<pre class="output {kind}">{escape(text)}</pre>'
         if noted := "; ".join(NOTED.findall(value)):
             yield folded("Our guess", f"<p>{escape(noted)}</p>")
