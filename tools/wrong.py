@@ -181,14 +181,14 @@ every one, `make test` some of each kind. Deliberate cheating is not collected h
 
 `python tools/wrong.py museum` writes this page.
 
-| mistake | what it does | caught by | hint |
-|---|---|---|---|
+| mistake | what it does | caught by |
+|---|---|---|
 """
 
 
 def page() -> str:
     """Return the museum's page as it is now."""
-    cells = ((f"[{a.name}]({a.path.name})", a.why, a.caught_by, a.expect) for a in museum())
+    cells = ((f"[{a.name}]({a.path.name})", a.why, a.caught_by) for a in museum())
     return INTRO + "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
