@@ -11,6 +11,7 @@ smartquotes = False  # -- is a flag
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
 html_css_files = ["book.css"]
+html_js_files = ["search.js"]
 
 html_copy_source = False
 html_last_updated_fmt = None

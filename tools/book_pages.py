@@ -33,7 +33,7 @@ CONTENTS = {
     "More": [f"{name}.md" for name in MORE],
 }
 FILES = [file for files in CONTENTS.values() for file in files]
-TITLES = {"README.md": "The course", "solutions/TALK.md": "Questions of the room"}
+TITLES = {"README.md": "The course"}
 CODE = re.compile(r"(^(`{3,}).*?^\2$|`[^`\n]+`)", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 COPIED = re.compile(r"\]\(files/([^)]+)\)")
@@ -41,6 +41,9 @@ POWER = re.compile(r"\$(\d+)\^\{(-?)(\d+)\}\$")
 NOTED = re.compile(r"^noted: (.*)\n?", re.M)
 ASKED = re.compile(r'^(quiz|answer)\("([^"]+)"\)$\n?', re.M)
 PREDICTED = re.compile(r"^predict\(.*  # exercise: (.*)$", re.M)
+LARGER = re.compile(r'^if (preset != "smoke"|not smoke):', re.M)
+NOT_RUN = '<p class="about">Not run for this page, whose sizes are the smallest: no output.</p>'
+DRAWS = r'\ndef {}\([^"]*?"""Draw ([^"]*?)(?:[.;:] |[.;:]?\n\n|\.?""")'
 COLUMNS = re.compile(r"^ *\S+ {2,}\S.* {2,}\S+.*$", re.M)  # a row of words set in columns
 SECTION = re.compile(r"^(?=## )", re.M)
 RUN = re.compile(r"## (Run|Check)$", re.M)
@@ -85,12 +88,19 @@ def cover() -> str:
     """Return the first page: its text, the README's table of notebooks, and the contents."""
     text = (REPOSITORY / "book" / "cover.md").read_text("utf-8")
     table = section((REPOSITORY / "README.md").read_text("utf-8"), "## The notebooks")
-    text = text.replace("{notebooks}", table.partition("![")[0])
+    text = text.replace("{notebooks}", table.partition("![")[0]).replace("{clone}", clone())
     text = re.sub(r"^\| `(\w+)`", r"| [\1](notebooks/\1.ipynb)", text, flags=re.M)
     for caption, files in CONTENTS.items():
         lines = "\n".join(map(_entry, files))
         text += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```\n"
     return as_page(text, "README.md")
+
+
+def clone() -> str:
+    """Return the commands that fetch and open the course; "" if the site names no address of it."""
+    if not (repository := os.environ.get("BOOK_REPOSITORY")):
+        return ""
+    return f"To work through it:\n\n```sh\ngit clone {repository} dlo-jz\ncd dlo-jz\nmake lab\n```"
 
 
 def _entry(file):
@@ -111,8 +121,15 @@ def document(file: str) -> str:
     if "museum" in file:
         diffs = sorted((REPOSITORY / file).parent.glob("*.diff"))
         text = re.sub(r"\]\(([\w-]+)\.diff\)", r"](#\1)", text)
-        text += "".join(f"\n## {d.stem}\n\n````diff\n{d.read_text('utf-8')}````\n" for d in diffs)
+        text += "".join(f"\n## {d.stem}\n\n````diff\n{change(d)}````\n" for d in diffs)
     return as_page(text, file)
+
+
+def change(diff: Path) -> str:
+    """Return a diff without the lines before it, which are for the tests."""
+    lines = diff.read_text("utf-8").splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if line.startswith("--- "))
+    return "".join(lines[first:])
 
 
 def as_page(text: str, file: str) -> str:
@@ -154,6 +171,8 @@ def notebook(path: Path) -> str:
         parts += [solution(name) for name in places.get(i, ())]
         shown = kept.get("cells", {}).get(block, ())
         parts += code(block, shown) if is_code else [as_page(block, f"solutions/{path.name}")]
+        if is_code and kept.get("preset") == "smoke" and not shown and LARGER.search(block):
+            parts.append(NOT_RUN)
     return "\n\n".join(parts) + "\n"
 
 
@@ -231,7 +250,7 @@ def output_of(output: dict) -> Iterator[str]:
     ((kind, value),) = output.items()
     if kind == "picture":
         width = Image.open(OUTPUTS / value).width // 2  # it has two pixels for each point
-        about = f":alt: {Path(value).stem}, of the cell above\n:width: {width}px"
+        about = f":alt: {drawn(value)}\n:width: {width}px"
         yield '<div class="picture">'
         yield f"```{{image}} outputs/{value}\n{about}\n```"
         yield "</div>"
@@ -245,10 +264,25 @@ def output_of(output: dict) -> Iterator[str]:
             yield folded("Our guess", f"<p>{escape(noted)}</p>")
 
 
+def drawn(picture: str) -> str:
+    """Return what a picture shows: the first sentence of what drew it, or its name."""
+    chapter, name = f"n{Path(picture).parent}", Path(picture).stem.partition("-")[0]
+    files = sorted((REPOSITORY / "dlojz").rglob("*.py"), key=lambda file: chapter not in file.parts)
+    for file in files:
+        if found := re.search(DRAWS.format(name), file.read_text("utf-8"), re.S):
+            return found[1][0].upper() + " ".join(found[1][1:].split())
+    return f"{name}, of the cell above"
+
+
 def folded(summary: str, html: str, before: str = "") -> str:
-    """Return a block of which the reader unfolds the second part."""
-    block = f"<details><summary>{summary}</summary>{html}</details>"
-    return f'`````{{raw}} html\n<div class="asked">{before}{block}</div>\n`````'
+    """Return a block of which the reader unfolds the second part; no search finds that part."""
+    block = _raw(f"<details><summary>{summary}</summary>{html}</details>")
+    hidden = f"``````{{container}} no-search\n{block}\n``````"
+    return "\n\n".join((_raw(f'<div class="asked">{before}'), hidden, _raw("</div>")))
+
+
+def _raw(html):
+    return f"`````{{raw}} html\n{html}\n`````"
 
 
 def question(key: str) -> str:
