@@ -39,7 +39,9 @@ def _check(args):
 
     course.course_root()  # has the solutions; without it a check is refused at once
     # A typo is reported before anything is submitted.
-    step = args.step if args.step in course.PREPARED else course.step(args.step)
+    notebooks = {course.chapter(name)[1:]: name for name in course.PREPARED}  # 04c_slow: 04_slow
+    step = notebooks.get(args.step, args.step)
+    step = step if step in course.PREPARED else course.step(step)
     verdict = check(step, args.job or jobs.last(), args.pairs)
     print(json.dumps(verdict.to_dict(), indent=1) if args.json else _wrapped(repr(verdict)))
     if args.hint:
