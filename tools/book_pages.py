@@ -265,7 +265,7 @@ def output_of(output: dict) -> Iterator[str]:
 
 
 def drawn(picture: str) -> str:
-    """Return what a picture shows: the first sentence of what drew it, or its name."""
+    """Return a picture's description: the first sentence of what drew it, or its name."""
     chapter, name = f"n{Path(picture).parent}", Path(picture).stem.partition("-")[0]
     files = sorted((REPOSITORY / "dlojz").rglob("*.py"), key=lambda file: chapter not in file.parts)
     for file in files:
