@@ -43,7 +43,7 @@ def main():
     print(report.compare_runs([before, after]))
     if not presets.gpus():
         print("Step 01 moves the training to a GPU. There is none here, so both ran on the same")
-        print("processor. What each step gains on a GPU: notebooks/images/ladder-h200.png")
+        print("processor. What each step gains on a GPU: notebooks/images/ladder.png")
     print("\n4. the verdict: is the solution the same training, faster, by the mechanism?")
     print(check("01", after))
     print(f"\n{time.monotonic() - begin:.0f} s in all; figure: {figure}")

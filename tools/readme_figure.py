@@ -9,7 +9,7 @@ mpl.use("Agg")
 from dlojz import course
 from dlojz.figures import ladder
 
-PICTURE = course.course_root() / "notebooks" / "images" / "ladder-h200.png"
+PICTURE = course.course_root() / "notebooks" / "images" / "ladder.png"
 
 
 def draw():

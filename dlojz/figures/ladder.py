@@ -18,26 +18,31 @@ from dlojz.runs import reached, recordings
 from dlojz.runs.reached import Reached
 from dlojz.table import QUIET
 
-# ResNet-50 on one H200, with a batch of 256 where that was recorded. A step that is not in this
-# table has no recording. That of 09 is in mode default, which its solution takes on a GPU: notebook
-# 09b has reduce-overhead, 1 % faster.
+# ResNet-50 with a batch of 256 on one H100, one run of each step, in one session: see `_ladder` of
+# tools/recordings.py. 06, on two such GPUs, is drawn once it is recorded. 09 is in mode default,
+# which its solution takes on a GPU. A step that is not in this table has no recording.
 RECORDED = {
-    "00_start": "h100/00-resnet50-cpu-b0032*",
-    "01_gpu": "h200/09-ladder-resnet50-1-fp32*",
-    "02_amp": "h200/09-ladder-resnet50-3-bf16*",
-    "03_channels_last": "h200/03-resnet50-bf16-nhwc-b0256*",
-    "05_dataloader": "h100/05-resnet50-bf16-files*",
-    "06_ddp": "h200/06-resnet50-bf16-x2*",
-    "09_compile": "h200/09-ladder-resnet50-5-default*",
+    "00_start": "h100/ladder-00_start*",
+    "01_gpu": "h100/ladder-01_gpu*",
+    "02_amp": "h100/ladder-02_amp*",
+    "03_channels_last": "h100/ladder-03_channels_last*",
+    "05_dataloader": "h100/ladder-05_dataloader*",
+    "06_ddp": "h100/ladder-06_ddp-x2*",
+    "09_compile": "h100/ladder-09_compile-x1*",
 }
 OTHERS = {
+    "04_profiler": "to find the time, not to save it",
     "07_augmentation": "for accuracy, not for speed",
     "08_large_batch": "for accuracy, not for speed",
     "10_kernels": "for a kernel, not for the step",
     "11_fsdp": "for models that do not fit",
 }
-PRECISIONS = "00 and 01 are in fp32, the others in bf16."
-OLDER = "05 and 06 are older: their optimizer was not fused."
+TWO = {"06_ddp": "needs two GPUs: see notebook 06"}
+NOTES = {  # from a step on
+    "00_start": "00 ran on the processor beside the GPU, in fp32.",
+    "02_amp": "01 is in fp32, what follows in bf16.",
+    "05_dataloader": "Up to 03 the images are synthetic, then from files, of 100 classes.",
+}
 UNTIL_THEN = "The recorded ladder. Yours will be drawn here once one of your checks has passed."
 YOURS = "Your ladder, from the checks that you passed"
 THE_OTHER = "The recorded ladder, all of it: ladder.plot_ladder(shown=ladder.recorded())"
@@ -73,17 +78,25 @@ class Ladder:
     otherwise: str  # what to write beside a step that is not among them
     known: Mapping[str, str] = field(default_factory=dict)  # for some steps, what to write instead
     notes: tuple[str, ...] = ()
+    series: bool = False  # recorded in one session, so that only the steps differ
 
 
 def recorded(until: str | int = CHAIN[-1]) -> Ladder:
     """Return the ladder of the recordings up to a step: what comes later is still to be guessed."""
     last = CHAIN.index(course.step(until))
-    runs = {step: recordings(RECORDED[step]) for step in CHAIN[: last + 1] if step in RECORDED}
+    runs = {
+        step: recordings(name)
+        for step, name in RECORDED.items()
+        if step in CHAIN[: last + 1] and (step not in TWO or _made(name))
+    }
     found = {step: reached.of(some, some) for step, some in runs.items()}
-    known = OTHERS | dict.fromkeys(CHAIN[last + 1 :], "later in the course")
-    notes = {"02_amp": PRECISIONS, "05_dataloader": OLDER}
-    told = tuple(note for step, note in notes.items() if step in found)
-    return Ladder(UNTIL_THEN, found, "not recorded", known, told)
+    known = OTHERS | TWO | dict.fromkeys(CHAIN[last + 1 :], "later in the course")
+    told = " ".join(note for step, note in NOTES.items() if step in found)
+    return Ladder(UNTIL_THEN, found, "not recorded", known, (told,), series=True)
+
+
+def _made(name):
+    return any((course.course_root() / "reference").glob(name))
 
 
 def yours() -> Ladder | None:
@@ -106,8 +119,9 @@ def base(found: Mapping[str, Reached]) -> str | None:
     return next(step for step in sorted(found) if found[step].setting == most)
 
 
-def apart(found: Mapping[str, Reached]) -> dict[str, str]:
+def apart(shown: Ladder) -> dict[str, str]:
     """Return each step's difference from the base, if it cannot be compared with it."""
+    found = {} if shown.series else shown.found
     wanted = found[base(found)].setting if found else {}
     told = {
         step: ", ".join(
@@ -135,13 +149,13 @@ def plot_ladder(until: str | int = CHAIN[-1], shown: Ladder | None = None, axes=
     with style(grid="x"):
         if axes is None:
             figure, axes = plt.subplots(1, 3, sharey=True, figsize=(11, 4.6))
-            title = "\n".join(filter(None, (_finding(shown.found), shown.title)))
+            title = "\n".join(filter(None, (_finding(shown), shown.title)))
             figure.suptitle(title, fontweight="bold", fontsize=11, x=0.01, ha="left")
             below = "\n".join(_caption(shown))
             look = {"fontsize": 8.5, "x": 0.01, "ha": "left", "color": QUIET}
             figure.supxlabel(below, parse_math=False, **look)
         for ax, name in zip(axes, PANELS, strict=True):
-            _plot_panel(ax, shown.found, name)
+            _plot_panel(ax, shown, name)
         for row, step in enumerate(CHAIN):
             if step not in shown.found:
                 _say(axes[0], row, shown.known.get(step, shown.otherwise))
@@ -150,9 +164,11 @@ def plot_ladder(until: str | int = CHAIN[-1], shown: Ladder | None = None, axes=
     return axes
 
 
-def _finding(found):
+def _finding(shown):
     """Return the gain of the last step that can be compared with the first; "" without two."""
-    known = [step for step in sorted(found) if step not in apart(found)]
+    found, different = shown.found, apart(shown)
+    known = [step for step in sorted(found) if step not in different]
+    known = [step for step in known if found[step].on_gpu] or known  # 00 is on a processor
     if len(known) < 2:
         return ""
     first, last = (found[step] for step in (known[0], known[-1]))
@@ -164,13 +180,15 @@ def _finding(found):
     return text
 
 
-def _plot_panel(ax, found, name):
+def _plot_panel(ax, shown, name):
     """Draw one figure of all steps: a bar, its value, and its ratio to the first solid bar."""
     title, unit, colour, text = PANELS[name]
-    different = apart(found)
+    found, different = shown.found, apart(shown)
     known = {step: v for step, r in sorted(found.items()) if (v := getattr(r, name)) is not None}
-    first = next((step for step in known if step not in different), None)
-    for step in found.keys() - known.keys():
+    same = [step for step in known if step not in different]
+    same = [step for step in same if found[step].on_gpu] or same
+    first = same[0] if same else None
+    for step in sorted(found.keys() - known.keys()):
         no_sensor = name == "energy_per_image_j" and not found[step].on_gpu
         _say(ax, CHAIN.index(step), "no sensor" if no_sensor else "not measured")
     hatched = {"fill": False, "hatch": "/////", "edgecolor": colour, "lw": 0}
@@ -183,7 +201,7 @@ def _plot_panel(ax, found, name):
         at = min(interval[1], 1.15 * value) if interval else value / unit
         star = "*" * (found[step].disturbed > 0 and name == "images_per_s")
         written = _say(ax, row, text(value / unit) + star, at, color="black")
-        if step not in different and step != first:
+        if step in same and step != first:
             _say(ax, 0.5, f"×{value / known[first]:.2f}", 1, xycoords=written)
     if not known:
         ax.spines[["bottom", "left"]].set_visible(False)
@@ -211,11 +229,13 @@ def _caption(shown):
     """Return the lines below the figure: what the bars are, and which of them stand apart."""
     if not shown.found:
         return []
-    r, others = shown.found[base(shown.found)], apart(shown.found)
+    r, others = shown.found[base(shown.found)], apart(shown)
     several = len(shown.found) - len(others) > 1
     processes = f" x {r.processes} processes" if r.processes > 1 else ""
     timed = any(of.interval for of in shown.found.values())
-    told = ["×: compared with the first solid bar"] * several
+    told = [
+        f"×: compared with the first {'bar on a GPU' if shown.series else 'solid bar'}"
+    ] * several
     told += ["Black line: 95 % interval of the mean"] * timed
     different = [f"{_words(step)} ({text})" for step, text in others.items()]
     slowed = [
