@@ -164,7 +164,7 @@ def test_a_diagnosis_names_the_cause(runs):
     assert cure == "cure: no notebook, for what was seen"
 
 
-SEEN = {  # on an H100, with experiments/faults.py: what was suspected, and the cure
+SEEN = {  # on an H100, with experiments/one_fault.py: what was suspected, and the cure
     "healthy": ("no known fault: the device computes for 87%", "no notebook, for what was seen"),
     "python": ("aten::mul_ asks for 1,288 of the 2,266 kernels", "notebook 09_compile"),
     "sync": ("in each step the host read a number 161 times", "notebook 04_profiler"),

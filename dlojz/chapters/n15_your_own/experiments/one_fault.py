@@ -1,4 +1,4 @@
-"""A training of ResNet-50 on a GPU with one fault that a trainer may have: faults.py FAULT."""
+"""A training of ResNet-50 on a GPU with one fault that a trainer may have: one_fault.py FAULT."""
 
 import argparse
 
