@@ -191,11 +191,11 @@ def last():
 
 
 def _unprofiled_ms(run):
-    """Return the mean of a run's steps, which are timed without the profiler, if it has a log."""
+    """Return the mean of a run's steps without the profiler; infinity without a log of them."""
     from dlojz.runs import stats
 
     try:
-        return sum(stats.summary(run).phase_ms.values()) or math.inf
+        return stats.summary(run).mean_step_ms or math.inf
     except UserError:
         return math.inf
 
@@ -213,8 +213,8 @@ def _trace(args):
         print(f"note: {note}")
     if reading is not whole:
         print(
-            f"note: a step took {whole.step_ms:.1f} ms here and {step_ms:.1f} ms before it was "
-            "profiled; the table has it whole, verdict and suspects without what the profiler added"
+            f"note: a step took {whole.step_ms:.1f} ms here and {step_ms:.1f} ms without the "
+            "profiler; the table has it whole, verdict and suspects without what that added"
         )
     print(f"\n{timeline.times(found)}")
     if found.on_gpu:

@@ -45,7 +45,7 @@ def diagnosis(run) -> list[str]:
             "too few steps were measured: the first three are left out, so train a little longer"
         ]
     parts = ", ".join(f"{name} {share:.0%}" for name, share in s.shares.items())
-    mean = sum(s.phase_ms.values())
+    mean = s.mean_step_ms
     step = f"{_figure(mean)} ms on average"
     if mean > UNEVEN * s.step_ms:  # a late worker is waited for in some steps, not in most
         step += f" and {_figure(s.step_ms)} ms in the median"

@@ -77,7 +77,7 @@ class Reading:
         return {cause: ms / self.step_ms for cause, ms in found.most_common() if ms > 0}
 
     def without_profiler(self, step_ms: float) -> "Reading":
-        """Return the reading of a step that took `step_ms` on average before it was profiled.
+        """Return the reading of a step that takes `step_ms` on average without the profiler.
 
         The device's work stays the same. A profiler lengthens each launch, and stops the host now
         and then to write, so what it added is taken from the idle time of these two causes first.
