@@ -42,6 +42,7 @@ NOTES = {  # from a step on
     "00_start": "00 ran on the processor beside the GPU, in fp32.",
     "02_amp": "01 is in fp32, what follows in bf16.",
     "05_dataloader": "Up to 03 the images are synthetic, then from files, of 100 classes.",
+    "06_ddp": "06 is on two GPUs.",
 }
 UNTIL_THEN = "The recorded ladder. Yours will be drawn here once one of your checks has passed."
 YOURS = "Your ladder, from the checks that you passed"
@@ -164,11 +165,16 @@ def plot_ladder(until: str | int = CHAIN[-1], shown: Ladder | None = None, axes=
     return axes
 
 
+def _comparable(shown):
+    """Return the steps that have a ratio to the first of them, which is on a GPU if one is."""
+    different = apart(shown)
+    same = [step for step in sorted(shown.found) if step not in different]
+    return [step for step in same if shown.found[step].on_gpu] or same
+
+
 def _finding(shown):
     """Return the gain of the last step that can be compared with the first; "" without two."""
-    found, different = shown.found, apart(shown)
-    known = [step for step in sorted(found) if step not in different]
-    known = [step for step in known if found[step].on_gpu] or known  # 00 is on a processor
+    found, known = shown.found, _comparable(shown)
     if len(known) < 2:
         return ""
     first, last = (found[step] for step in (known[0], known[-1]))
@@ -181,13 +187,11 @@ def _finding(shown):
 
 
 def _plot_panel(ax, shown, name):
-    """Draw one figure of all steps: a bar, its value, and its ratio to the first solid bar."""
+    """Draw one figure of all steps: a bar, its value, and its ratio to the first comparable one."""
     title, unit, colour, text = PANELS[name]
     found, different = shown.found, apart(shown)
     known = {step: v for step, r in sorted(found.items()) if (v := getattr(r, name)) is not None}
-    same = [step for step in known if step not in different]
-    same = [step for step in same if found[step].on_gpu] or same
-    first = same[0] if same else None
+    same = [step for step in _comparable(shown) if step in known]
     for step in sorted(found.keys() - known.keys()):
         no_sensor = name == "energy_per_image_j" and not found[step].on_gpu
         _say(ax, CHAIN.index(step), "no sensor" if no_sensor else "not measured")
@@ -201,8 +205,8 @@ def _plot_panel(ax, shown, name):
         at = min(interval[1], 1.15 * value) if interval else value / unit
         star = "*" * (found[step].disturbed > 0 and name == "images_per_s")
         written = _say(ax, row, text(value / unit) + star, at, color="black")
-        if step in same and step != first:
-            _say(ax, 0.5, f"×{value / known[first]:.2f}", 1, xycoords=written)
+        if step in same[1:]:
+            _say(ax, 0.5, f"×{value / known[same[0]]:.2f}", 1, xycoords=written)
     if not known:
         ax.spines[["bottom", "left"]].set_visible(False)
     longest = max(known.values(), default=0) / unit
@@ -233,9 +237,8 @@ def _caption(shown):
     several = len(shown.found) - len(others) > 1
     processes = f" x {r.processes} processes" if r.processes > 1 else ""
     timed = any(of.interval for of in shown.found.values())
-    told = [
-        f"×: compared with the first {'bar on a GPU' if shown.series else 'solid bar'}"
-    ] * several
+    first = "bar on a GPU" if shown.series else "solid bar"
+    told = [f"×: compared with the first {first}"] * several
     told += ["Black line: 95 % interval of the mean"] * timed
     different = [f"{_words(step)} ({text})" for step, text in others.items()]
     slowed = [
