@@ -218,3 +218,11 @@ def test_a_quiz_unfolds_and_search_finds_a_word(phone):
     page = phone("search")
     page.goto(f"{page.url}?q=subnormal")
     page.locator("#search-results a", has_text="Fewer bits").first.wait_for()
+
+
+def test_an_excerpt_in_search_has_no_folded_answer(phone, site):
+    html = (site / "02_amp.html").read_text("utf-8")
+    assert "TF32 is on for cuDNN&#x27;s convolutions" in html
+    text = phone("search").evaluate("html => Search.htmlToText(html, '')", html)
+    assert "Fewer bits" in text
+    assert "TF32 is on for cuDNN" not in text

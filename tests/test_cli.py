@@ -252,6 +252,15 @@ def test_after_a_sweep_its_last_job_is_checked_and_that_is_said(sweep, monkeypat
     assert "the last job of the last sweep (0001, 0002)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["04c_slow", "04_slow"])
+def test_a_notebooks_name_is_a_checks_name_too(sweep, monkeypatch, name):
+    asked = []
+    monkeypatch.setattr(check, "check", lambda step, *_: asked.append(step) or sys.exit(3))
+    with pytest.raises(SystemExit):
+        cli.main(["check", name, "0001"])
+    assert asked == ["04_slow"]
+
+
 def test_no_pairs_at_all_are_refused(sweep, capsys):
     assert cli.main(["check", "01", "0002", "--pairs", "0"]) == 2
     assert "dlojz: pairs=0: expected at least 1" in capsys.readouterr().err
