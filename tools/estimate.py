@@ -20,6 +20,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from record import variables
+
 from dlojz.estimate import estimate
 from dlojz.figures import plans
 from dlojz.figures.report import bytes_text
@@ -65,7 +67,8 @@ def compare(file: Path) -> dict:
     """Return the predicted and the recorded peak of a run; recorded: None if out of memory."""
     ranks = log.read_ranks(file.parent if file.stem == "events" else file)
     run, plan = ranks[0], estimate.planned(ranks[0].start)
-    trainer = imports.trainer(ROOT / run.start["command"].split()[0])
+    command = run.start["command"]
+    trainer = imports.trainer(ROOT / command.removeprefix(variables(command)).split()[0])
     found = plans.highest(estimate.result(trainer, plan))[1]
     peak, why, more = max(rank.memory["device_peak_bytes"] for rank in ranks), note(run, plan), 0
     lost = run.end.get("outcome") == "out_of_memory"
