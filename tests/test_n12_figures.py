@@ -178,3 +178,7 @@ def test_divisions_are_planned_in_the_words_of_the_estimate(monkeypatch):
     found = [(p.sharding, p.tensor, p.stages, p.parts, p.batch) for p in divisions.plans(args)]
     assert found[0] == ("ddp", 1, 1, 1, 2)
     assert found[2:] == [("ddp", 2, 1, 1, 4), ("ddp", 1, 2, 4, 4)]
+    monkeypatch.setattr(divisions.idr_torch, "size", 4)
+    _, _, tensors, stages = divisions.plans(args)
+    assert (tensors.tensor, tensors.sharding, tensors.batch, tensors.replicas) == (2, "fsdp", 2, 2)
+    assert (stages.stages, stages.batch) == (4, 4)

@@ -32,10 +32,12 @@ FLAGS = ("--optimizer", "adamw")  # of the trainer
 def plans(args):
     """Yield the plans to measure, in the words of `dlojz estimate`."""
     n = idr_torch.size
-    divided = ({"sharding": "ddp"}, {"sharding": "fsdp"}, {"tensor": n}, {"stages": n, "parts": 4})
+    # Each pair of GPUs shares tensors: with the class token, tokens are even.
+    tensor = {"tensor": 2} | ({"sharding": "fsdp"} if n > 2 else {})
+    divided = ({"sharding": "ddp"}, {"sharding": "fsdp"}, tensor, {"stages": n, "parts": 4})
     for batch in args.batches:
         for how in divided:
-            alike = batch if "sharding" not in how else batch // n
+            alike = batch * how.get("tensor", 1) * how.get("stages", 1) // n
             same = {"model": args.model, "gpus": n, "batch": alike, "image_size": args.image_size}
             same |= {"checkpointing": "off", "precision": args.precision, "flags": FLAGS}
             yield estimate.Plan(**{"sharding": "ddp"} | same | how)

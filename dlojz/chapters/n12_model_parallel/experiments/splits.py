@@ -46,6 +46,7 @@ def plans(processes: int, batch: int) -> dict[str, tuple[Plan, int]]:
     }
     if processes % 4 == 0:
         found["TP x FSDP2"] = Plan(tensor=2, sequence=True, sharding="fsdp"), batch
+        found["TP x PP, 8 parts"] = Plan(tensor=2, **pipeline | {"stages": processes // 2}), batch
     return found
 
 
