@@ -270,6 +270,11 @@ def test_what_notebook_11b_says_of_two_nodes_is_so():
     assert max(sent, key=lambda way: sent[way][0]) == "HSDP, 2 copies"
     yield "less than half of FSDP2's bytes, and two thirds of DDP's"
     assert hsdp < fsdp2 / 2
+    ddp, fsdp2, _ = (sum(sent) for sent in figures.sent(runs.recorded("h200/11-nodes-x4")).values())
+    assert fsdp2 == pytest.approx(ddp, rel=0.001), "as much as DDP"
+    cases = log.read(runs.recorded("h200/11-nodes-x4")).cases
+    ms = [statistics.median(cases[way]["step_ms"]) for way in ("FSDP2", "HSDP, 2 copies")]
+    yield "took {:.0f} ms with FSDP2, and {:.0f} with HSDP".format(*ms)
 
 
 def way(peak_bytes=None, **more):

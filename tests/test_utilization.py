@@ -242,6 +242,8 @@ def test_what_notebook_11b_says_of_the_share_is_so():
     shards = found["vit_2b, 160 images, FSDP on 2 GPUs, compiled"][1]
     yield f"160 images used {100 * shards.mfu:.1f} %, and `vit_6b` with 64 used"
     yield f"64 used {100 * best.mfu:.1f} %, or {100 * eager.mfu:.1f} % eager"
+    four = found["vit_6b, 32 images, FSDP on 4 GPUs, compiled"][1]
+    yield f"On four, with 32 images each, `vit_6b` used {100 * four.mfu:.1f} %"
     shares = [found[f"vit_2b, 32 images, {how} on 2 GPUs"][1].mfu for how in ("FSDP", "DDP")]
     shares = [100 * share for share in (*shares, of_off.mfu)]
     yield "{:.0f} % with FSDP2, {:.0f} % with DDP, {:.0f} % on a single".format(*shares)
