@@ -145,7 +145,7 @@ RECORDED = {  # those with many parts, and those that are drawn for several chap
     "variants": lambda: n06.plot_variants(runs.recorded("h200/06-ddp-x2"), to="DDP"),
     "finder": lambda: n08.plot_finder(runs.recorded("h100/08-finder")),
     "fits": lambda: n11.plot_fits(runs.recorded("cpu/11-fits")),
-    "splits": lambda: n12.plot_splits(runs.recorded("h100/12-splits-x2")),
+    "splits": lambda: n12.plot_splits(runs.recorded("h200/12-splits-x4")),
 }
 
 

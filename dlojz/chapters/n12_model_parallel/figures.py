@@ -180,7 +180,8 @@ def splits(run) -> Table:
     for name, row in speeds(run).items():
         sizes = (row["peak_bytes"], row["sent_bytes"], row["expected_bytes"])
         speed = (report.speed_text(row["images_per_s"]), f"{row['mfu']:.1%}")
-        waits = f"{row['exposed_ms'] / row['step_ms']:.0%}" if row["exposed_ms"] else "-"
+        longest = max(row["step_ms"], row["busy_ms"] or 0)  # a profiled step may take longer
+        waits = f"{row['exposed_ms'] / longest:.0%}" if row["exposed_ms"] else "-"
         idle = f"{max(0, 1 - row['busy_ms'] / row['step_ms']):.0%}" if row["busy_ms"] else "-"
         rows.append((name, *speed, *map(bytes_text, sizes), waits, idle))
     head = ("plan", "images/s", "MFU", "peak memory", "sends", "by formula", "longest wait", "idle")
