@@ -135,7 +135,7 @@ def _ladder():
         "00_start": ("00", f"{run} --data synthetic --test-nsteps 8"),
         "01_gpu": ("01", _steps("resnet50", 900, 256)),
         "02_amp": ("02", f"{_steps('resnet50', 3000, 256)} --precision bf16"),
-        "03_channels_last": ("03", f"{_steps('resnet50', 3000, 256)} --precision bf16"),
+        "03_channels_last": ("03", f"{_steps('resnet50', 9000, 256)} --precision bf16"),
         "05_dataloader": ("05", files),
         "06_ddp-x2": ("06", files),
         "09_compile-x1": ("09", f"{files} --compile default"),
@@ -192,7 +192,7 @@ def _speeds_09():
 def _scaling_09():
     flags = f"{_steps('resnet50', 6600, 256)} --precision bf16 --compile default"
     run = f"{_solution('09')} {flags}"
-    for n, again in product((1, 2), (1, 2, 3)):
+    for n, again in product((1, 2, 4, 8), (1, 2, 3)):
         yield f"09-compiled-resnet50-bf16-x{n}-{again}", run
     variants = "'no communication' DDP both 'both, buckets of 50 MB' 'both, graph not cut'"
     run = f"{at('ddp.py')} --model resnet50 -b 256 --precision bf16 --rounds 6 --steps 10"
@@ -228,7 +228,7 @@ def _transformers_11():
 
 
 def _sharded_11():
-    """Yield the transformers on two GPUs: whole in each of them, and in shards."""
+    """Yield the transformers on two GPUs: whole in each of them, and in shards; one on four."""
     jobs = {
         "vit_600m": ((64, "off", "ddp"), (64, "off", "fsdp")),
         "vit_2b": ((32, "off", "ddp"), (32, "off", "fsdp"), (32, "blocks", "fsdp")),
@@ -243,6 +243,9 @@ def _sharded_11():
     for model, batch in (("vit_2b", 96), ("vit_2b", 160), ("vit_6b", 64)):
         flags = f"--model {model} -b {batch} --sharding fsdp"
         yield f"11-{model}-b{batch:04d}-off-fsdp-compiled-x2", f"{run} default {flags}"
+    for mode, how in {"off": "", "default": "-compiled"}.items():
+        flags = "--model vit_6b -b 32 --sharding fsdp"
+        yield f"11-vit_6b-b0032-off-fsdp{how}-x4", f"{run} {mode} {flags}"
 
 
 def _on_a_processor():
@@ -404,14 +407,14 @@ RECORDINGS = {
         "11-float8": at("float8.py"),  # with torchao installed
     },
     "12": {  # their sizes suit the device
-        "12-schedules-x2": f"{at('schedules.py')} --parts 2 4 8 16",
-        "12-ring-x2": at("ring.py"),
         "12-splits-x2": at("splits.py"),
         "12-divisions-x2": at("divisions.py"),
         "12-schedules-x4": f"{at('schedules.py')} --parts 4 8 16",
         "12-ring-x4": at("ring.py"),
         "12-splits-x4": at("splits.py"),
+        "12-divisions-x4": at("divisions.py"),
         "12-predicted": f"{at('divisions.py')} --predict h100/12-divisions-x2",  # needs no GPU
+        "12-predicted-four": f"{at('divisions.py')} --predict h100/12-divisions-x4",
         "12-map": at("choices.py"),  # nor does this, but ten minutes
     },
     "13": {  # their sizes suit the device
