@@ -1,5 +1,7 @@
 """What notebook 14 and its quiz say of recordings is what they hold."""
 
+import statistics
+
 import pytest
 from claims import claims
 
@@ -80,6 +82,27 @@ def test_the_recorded_race_has_a_winner_a_tie_and_a_cheat():
     assert gates[12] > -tie.mean > gates[16]
     images, _, floor = found["cheat"].why.partition(" images in its log need at least ")
     yield f"{images.rpartition(' ')[2]} images need at least {float(floor.split()[0]):.0f} s"
+
+
+@claims(NOTEBOOK)
+def test_in_a_short_race_on_a_gpu_what_starts_slowly_loses():
+    of = race.open_race(runs.recorded("h200/14-race"))
+    found = {place.name: place for place in race.standings(of)}
+    gpu, amp, cheat = (found[name] for name in ("gpu", "amp", "too-good"))
+    assert (gpu.word, amp.word) == (race.ranking.BEST, race.ranking.TIE)
+    yield f"on an H200, with {of.rules['seconds']:.0f} s and three runs each"
+    assert len(gpu.accuracies) == 3
+    fewer = 1 - statistics.mean(amp.joules) / statistics.mean(gpu.joules)
+    yield f"is a tie for {100 * fewer:.0f} % fewer joules"
+    first, second = race.results.read(of)
+    saw = {name: ran["images"] for (name, _), ran in first.runs.items()}
+    assert saw["gpu"] == 2 * saw["loader"], "half as many images"
+    late = [ran for (name, _), ran in second.runs.items() if name == "late"]
+    assert late[0]["cut"]
+    assert found["late"].why.startswith("no weights")
+    yield f"claims {saw['too-good'] / 1e6:.1f} million images"
+    yield f"could compute them in {cheat.floor_s:.1f} s"
+    assert cheat.word == race.ranking.BEHIND
 
 
 @claims(NOTEBOOK)
