@@ -148,7 +148,8 @@ def test_outputs_are_kept_by_source_with_pictures_named_for_what_drew_them(tmp_p
     )
     cell = nbformat.v4.new_code_cell("a.plot_one(x)\na.plot_two(y);\nb.plot_one(x)")
     cell.outputs = [picture, picture, picture, says, shows]
-    notebook.cells = [cell]
+    last = nbformat.v4.new_code_cell('ladder.plot_ladder("02_amp");', outputs=[picture])
+    notebook.cells = [cell, last]
     clean = book_outputs.cleaner(folder)
     book_outputs.keep("01_a", notebook, {"a": "job 1: COMPLETED"}, "smoke", clean)
     kept = json.loads((tmp_path / "01_a.json").read_text())
@@ -159,7 +160,8 @@ def test_outputs_are_kept_by_source_with_pictures_named_for_what_drew_them(tmp_p
             {"picture": "01_a/plot_one-2.webp"},
             {"text": "in dlo-jz/runs"},
             {"widget": "job 1: COMPLETED\n"},
-        ]
+        ],
+        last.source: [{"picture": "ladder/plot_ladder-02_amp.webp"}],  # once for all notebooks
     }
     assert Image.open(tmp_path / "01_a/plot_two.webp").size == (1, 1)
 

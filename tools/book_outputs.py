@@ -30,6 +30,7 @@ SHARED = (".course-root", "dlojz", "notebooks", "reference", "slurm", "solutions
 COLOURS = 128  # of a figure: it shows no difference, and a quarter of the bytes is saved
 LARGE = 150_000  # bytes; a figure has half of it, and a few photographs have ten times as much
 DREW = re.compile(r"\b(plot_\w+)\(")
+LADDER = re.compile(r"\bplot_ladder\(\"(\w+)\"\)")  # the same one in several notebooks
 # Figures for screens with two pixels per point.
 # A reader has no ladder of their own.
 BEFORE = """
@@ -138,7 +139,10 @@ def keep(name: str, notebook, texts: dict, preset: str, clean):
                 call = calls.pop(0) if len(calls) > 1 else calls[0]
                 drawn[call] += 1
                 number = f"-{drawn[call]}" if drawn[call] > 1 else ""
-                found.append({"picture": picture(data, f"{name}/{call}{number}.webp")})
+                place = f"{name}/{call}{number}"
+                if (ladder := LADDER.search(cell.source)) and call == "plot_ladder":
+                    place = f"ladder/{call}-{ladder[1]}"
+                found.append({"picture": picture(data, f"{place}.webp")})
             elif (widget := data.get("application/vnd.jupyter.widget-view+json")) is not None:
                 if text := texts.get(widget["model_id"]):
                     _add(found, "widget", clean(text) + "\n")
