@@ -68,7 +68,7 @@ class Column(nn.Module):
 
     def __init__(self, whole: nn.Linear):
         super().__init__()
-        # 12a: keep a share of the weight, which is [outputs, inputs], and of the bias
+        # 12a: set self.weight, a share of [outputs, inputs], and self.bias
         self.weight, self.bias = share(whole.weight, 0), share(whole.bias, 0)
 
     def forward(self, x):
@@ -81,7 +81,7 @@ class Row(nn.Module):
 
     def __init__(self, whole: nn.Linear):
         super().__init__()
-        # 12a: keep a share of the weight, and the bias
+        # 12a: set self.weight, a share, and self.bias
         self.weight, self.bias = share(whole.weight, 1), nn.Parameter(whole.bias.detach().clone())
 
     def forward(self, x):

@@ -69,6 +69,17 @@ WRONG = {  # by hint: name, way, and what to replace
             HAND,
             {ROW: ROW.replace("1", "0"), COLUMN: COLUMN.replace("0)", "1)", 1)},
         ),
+        "no parameters, which no optimizer finds": (
+            HAND,
+            {COLUMN: "share(whole.weight, 0).detach(), share(whole.bias, 0)"},
+        ),
+        "another name": (
+            HAND,
+            {
+                COLUMN: "None, share(whole.bias, 0)\n        self.w = share(whole.weight, 0)",
+                LINEAR: LINEAR.replace("self.weight", "self.w"),
+            },
+        ),
         "the row layer's bias is cut": (
             HAND,
             {"nn.Parameter(whole.bias.detach().clone())": "share(whole.bias, 0)"},
@@ -136,7 +147,8 @@ WRONG = {  # by hint: name, way, and what to replace
         "its dimensions in the wrong order": (
             PLAN,
             {"shape = (copies, dist.get_world_size() // copies)": "shape = (2, 1)"},
-        )
+        ),
+        "without names": (PLAN, {', mesh_dim_names=("data", "tensor")': ""}),
     },
     "norms": {
         "norms without a style": (
@@ -274,7 +286,13 @@ WRONG = {  # by hint: name, way, and what to replace
             },
         )
     },
-    "raised": {"an error on one rank": (RING, {SCORES: "        assert rank == 0\n" + SCORES})},
+    "raised": {
+        "an error on one rank": (RING, {SCORES: "        assert rank == 0\n" + SCORES}),
+        "a list of modules, which cannot be called": (
+            STAGES,
+            {"nn.Sequential(": "(lambda *layers: nn.ModuleList(layers))("},
+        ),
+    },
     "gradients": {
         "the largest number without its gradient, kept by the rest": (
             RING,
@@ -497,6 +515,7 @@ def test_an_error_is_told_although_the_other_process_waits_for_ever(monkeypatch)
     [
         ("no all-reduce in the backward pass", "messages, backward: none"),
         ("each rank adds its part of the bias", "4 of 34: all 0.5 times as large"),
+        ("no parameters, which no optimizer finds", "q.weight: no parameter, and 3 more"),
         ("norms without a style", "attention_norm.weight: whole [32], and 3 more"),
         ("not divided", "all 4 times as large"),
         (

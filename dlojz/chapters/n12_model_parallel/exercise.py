@@ -88,7 +88,7 @@ def _held(way, ranks, whole, norms, others):
             expected = "Shard(0)" if layer in COLUMNS else cut
             if place != expected:
                 wrong = rows[norms if "norm" in layer else others]
-                wrong.append((f"{name}: {place} {shape}", expected))
+                wrong.append((f"{name}: {place} {shape or ''}".rstrip(), expected))
         for hint, wrong in rows.items():
             text, expected = wrong[0] if wrong else ("as expected", "as expected")
             text += f", and {len(wrong) - 1} more" * (len(wrong) > 1)

@@ -129,7 +129,8 @@ def tried(call, path) -> dict:
         where = "".join(f"line {line}: " for line in lines[-1:])  # an error in torch may have none
         seen["raised"] = where + harness.short(error).rstrip(": ")
         seen["waited"] = bool(WAITED.search(str(error)))
-        seen["unwritten"] = isinstance(error, NotImplementedError)
+        # torch's own have a message, such as that of a ModuleList that is called.
+        seen["unwritten"] = isinstance(error, NotImplementedError) and not str(error)
     return seen
 
 
@@ -204,8 +205,11 @@ def held(model, whole) -> dict:
 
     whole: tensors of the whole shapes, by name, as only a DTensor knows its placement.
     """
-    found = {}
-    for name, weight in model.named_parameters():
+    found, parameters = {}, dict(model.named_parameters())
+    for name in (name for name in whole if name != "input"):
+        if (weight := parameters.get(name)) is None:
+            found[name] = ["no parameter", []]
+            continue
         if isinstance(weight, DTensor):
             (place,), weight = weight.placements, weight.to_local()
             place = f"Shard({place.dim})" if place.is_shard() else type(place).__name__
@@ -238,7 +242,8 @@ def by_hand(module, device, seen):
     seen["bias"] = apart(row[0].detach(), block.down.bias.detach())
     found, gradients = step(divided, x, weights, seen)
     wanted, parts, rest = {"input": whole["input"]}, [], []
-    for name, weight in divided.named_parameters():
+    own = {name: weight for name, weight in divided.named_parameters() if name in whole}
+    for name, weight in own.items():
         dim, wanted[name] = cut_along(weight, whole[name]), whole[name]
         if dim is not None:
             wanted[name] = whole[name].chunk(idr_torch.size, dim)[idr_torch.rank]
@@ -248,7 +253,7 @@ def by_hand(module, device, seen):
     other = dropped.clone()
     dist.broadcast(other, 0)
     seen["alike"] = (dropped == other).float().mean().item()
-    length = sum(whole[name].square().sum() for name, _ in divided.named_parameters()).sqrt()
+    length = sum(whole[name].square().sum() for name in own).sqrt()
     seen["norm"] = (module.norm(parts, rest) / length).item()
 
 
@@ -257,7 +262,8 @@ def by_plan(module, device, seen):
     block, x, weights = drawn(Block(WIDTH, HEADS, HIDDEN), WIDTH, WIDTH, device)
     out, whole = step(copy.deepcopy(block), x, weights)
     grid = module.mesh(device.type, 1)
-    seen["grid"] = dict(zip(grid.mesh_dim_names, grid.shape, strict=True))
+    names = grid.mesh_dim_names or [f"dimension {n}:" for n in range(grid.ndim)]
+    seen["grid"] = dict(zip(names, grid.shape, strict=True))
     divided = parallelize_module(block, grid["tensor"], module.plan())
     seen["held"] = held(divided, whole)
     found, gradients = step(divided, tokens(x), tokens(weights), seen)

@@ -64,7 +64,7 @@ class Column(nn.Module):
 
     def __init__(self, whole: nn.Linear):
         super().__init__()
-        # TODO 12a: keep a share of the weight, which is [outputs, inputs], and of the bias
+        # TODO 12a: set self.weight, a share of [outputs, inputs], and self.bias
         raise NotImplementedError
 
     def forward(self, x):
@@ -77,7 +77,7 @@ class Row(nn.Module):
 
     def __init__(self, whole: nn.Linear):
         super().__init__()
-        # TODO 12a: keep a share of the weight, and the bias
+        # TODO 12a: set self.weight, a share, and self.bias
         raise NotImplementedError
 
     def forward(self, x):
