@@ -44,7 +44,7 @@ def test_gpus_scale_as_the_notebook_says():
     joules = [means(STRONG, n, "energy_per_image_j") for n in (2, 4)]
     assert f"took {100 * joules[1] / joules[0] - 100:.0f} % more energy than two" in answer
     assert bound(64) < 80
-    yield "With 64 images for each, less than 80 % are left"
+    yield "With 64 images a GPU keeps less than 80 % of its speed even alone"
     times = [256_000 * n / means(WEAK, n, "images_per_s") for n in (1, 2)]
     yield f"Messages explain little of it: {times[1] - times[0]:.1f} ms (notebook 06)"
 
@@ -52,7 +52,7 @@ def test_gpus_scale_as_the_notebook_says():
 @claims("06b_scaling")
 def test_neither_messages_nor_hosts_explain_the_loss():
     passes = {"forward": {}, "backward": {}}
-    steps, leads = [], []
+    steps, by_ms = [], {}
     for processes in (1, 2, 4):
         for path in runs.recordings(f"{STRONG}-x{processes}-*"):
             run = log.read(path)
@@ -61,14 +61,15 @@ def test_neither_messages_nor_hosts_explain_the_loss():
                 found.setdefault(processes, []).append(np.median(times[name][measured]))
             if processes == 2:
                 steps.append(np.median(sum(times.values())[measured]))
-            leads += [derived.lead_ms(rank) for rank in run.ranks]
+            by_ms[np.median(times["backward"][measured])] = run
     yield f"of a step of {np.median(steps):.0f} ms"
     forward = [np.median(passes["forward"][n]) for n in (1, 2, 4)]
     yield "from {:.1f} to {:.1f} and {:.1f} ms".format(*forward)
     alone, two, four = (passes["backward"][n] for n in (1, 2, 4))
-    yield f"{np.median(alone):.1f} ms on one GPU, {np.median(two):.1f} on two"
-    yield f"and {min(four):.1f} to {max(four):.1f} on four"
-    assert np.mean(np.array(leads) > 8) > 0.9, "nearly all hosts are well ahead"
+    yield f"{np.median(alone):.1f} ms on one GPU, {np.median(two):.1f} on two,"
+    yield f"but {min(four):.1f} to {max(four):.1f} on four"
+    assert min(derived.lead_ms(rank) for rank in by_ms[max(four)].ranks) > 15
+    yield "In the slowest run all hosts were well ahead"
 
 
 @claims("06b_scaling")
