@@ -167,7 +167,7 @@ def note() -> str:
             "GPUs for each tensor, PP: stages.",
             "↻: blocks are recomputed. ≈: DDP or FSDP alone is nearly as fast. Nodes of "
             f"{giants.NODE} H100, of whose 80 GB a step may take {giants.OF_MEMORY:.0%}.",
-            f"As measured: products of any size at {giants.MFU:.0%} of {peak:,.1f} TFLOP/s, links "
+            f"As measured: matmuls of any size at {giants.MFU:.0%} of {peak:,.1f} TFLOP/s, links "
             f"at {giants.OF_LINKS:.0%} of {sold:,.0f} GB/s.",
             "At most 4,096 images, or 4.2 million tokens, in a step; giants are vision "
             "transformers of their layers, width, heads and parameters.",
