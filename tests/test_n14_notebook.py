@@ -93,12 +93,17 @@ def test_in_a_short_race_on_a_gpu_what_starts_slowly_loses():
     yield f"on an H200, with {of.rules['seconds']:.0f} s and three runs each"
     assert len(gpu.accuracies) == 3
     fewer = 1 - statistics.mean(amp.joules) / statistics.mean(gpu.joules)
-    yield f"is a tie for {100 * fewer:.0f} % fewer joules"
     first, second = race.results.read(of)
     saw = {name: ran["images"] for (name, _), ran in first.runs.items()}
+    assert saw["amp"] / 5 == saw["gpu"] / 6, "as many images in an epoch"
+    yield f"is a tie, with five epochs instead of six, for {100 * fewer:.0f} % fewer joules"
     assert saw["gpu"] == 2 * saw["loader"], "half as many images"
     late = [ran for (name, _), ran in second.runs.items() if name == "late"]
     assert late[0]["cut"]
+    every = [*first.runs.values(), *second.runs.values()]
+    watts = [ran["joules"] / ran["seconds"] for ran in every]
+    idle = statistics.median(ran["idle_w"] for ran in every)
+    yield f"drew {idle:.0f} W idle, and {min(watts):.0f} to {max(watts):.0f} W in its entries"
     assert found["late"].why.startswith("no weights")
     yield f"claims {saw['too-good'] / 1e6:.1f} million images"
     yield f"could compute them in {cheat.floor_s:.1f} s"
