@@ -70,8 +70,19 @@ def test_images_are_where_the_environment_says_by_now(variable, folder, parsed, 
 def test_a_flag_is_known_once_a_step_has_added_it(parsed, capsys):
     with pytest.raises(SystemExit):
         parsed("--profile")
-    assert "unrecognized arguments: --profile" in capsys.readouterr().err
+    told = "--profile; 04_profiler adds --profile: `dlojz catch-up 05_dataloader` begins behind it"
+    assert f"unrecognized arguments: {told}\n" in capsys.readouterr().err
     assert parsed("--profile", words=["profile"]).profile is True
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("--sharding=fsdp", "--sharding=fsdp; 11_fsdp adds --sharding"), ("--shards", "--shards")],
+)
+def test_of_an_unknown_flag_the_step_is_named_if_one_adds_it(words, told, parsed, capsys):
+    with pytest.raises(SystemExit):
+        parsed(words)
+    assert f"unrecognized arguments: {told}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["precison", 2])

@@ -9,10 +9,11 @@ import argparse
 import ast
 import os
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from dlojz import idr_torch
+from dlojz import course, idr_torch
 from dlojz.course import UserError
 
 
@@ -260,7 +261,10 @@ def parse(*words: str) -> argparse.Namespace:
 
     own = parser(*words)
     own.epilog = f"larger models: {models.larger()}"
-    args = check(own, own.parse_args())
+    args, unknown = own.parse_known_args()
+    if unknown:
+        own.error(f"unrecognized arguments: {' '.join(unknown)}{_added_by(unknown)}")
+    check(own, args)
     for name, value in vars(args).items():
         if isinstance(value, ByDevice):
             setattr(args, name, value.gpu if torch.cuda.is_available() else value.cpu)
@@ -273,8 +277,19 @@ def parse(*words: str) -> argparse.Namespace:
     return args
 
 
-def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments if they are compatible; else exit with the remedy."""
+def _added_by(words: list[str]) -> str:
+    """Return which step of the course adds one of these flags, and what to type; or ""."""
+    given = {word.partition("=")[0] for word in words}
+    for step, after in zip_longest(course.CHAIN, course.CHAIN[1:]):
+        for flag in flags_of(course.solution(step)):
+            if given & {*flag.spellings}:
+                begins = f": `dlojz catch-up {after}` begins behind it" if after else ""
+                return f"; {step} adds {flag.label}{begins}"
+    return ""
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace):
+    """Exit with the remedy if the arguments are not compatible."""
     from dlojz.training import models
 
     if args.model not in models.names():
@@ -291,4 +306,3 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse
         parser.error(f"--warm-up {args.warm_up}: expected a share, from 0 to 1")
     if args.num_workers == 0 and idr_torch.is_master:
         print("note: without workers, --persistent-workers and --prefetch-factor have no effect")
-    return args
