@@ -89,7 +89,8 @@ def _cuts(mine, reference):
         ),
         Finding(
             *(MECHANISM, "fresh", "a changed file shows", mine.fresh == reference.fresh),
-            *(f"in {mine.fresh} images", f"in {reference.fresh}", "cached"),
+            # A cache shows it in none; in some if other colours hide it.
+            *(f"in {mine.fresh} images", f"in {reference.fresh}", None if mine.fresh else "cached"),
         ),
         Finding(
             *(MECHANISM, "kept", f"kept after {count // 2} images", not leaks, kept),
