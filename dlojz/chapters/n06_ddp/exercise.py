@@ -32,7 +32,7 @@ def mechanism(runs: Runs) -> list[Finding]:
             *pair,
             (SAME, "shares", "processes with images of their own", _shares, "share"),
             (SAME, "val-shares", "processes that validate images of their own", _val, "val-share"),
-            (MECHANISM, "reduced", "gradients reduced in a step", _reduced, _why_fewer(*pair)),
+            (MECHANISM, "reduced", "gradients reduced in a step", _reduced, _why_others(*pair)),
             (MECHANISM, "hooks", "hooks on the exchange", _hooks, "narrow"),
             (MECHANISM, "weights", "processes with the same weights", _weights, "wrap"),
             (MECHANISM, "model", "processes that evaluate the same model", _buffers, "statistics"),
@@ -48,9 +48,11 @@ def mechanism(runs: Runs) -> list[Finding]:
     ]
 
 
-def _why_fewer(mine, reference):
-    same = _weights(mine) == _weights(reference)
-    return "narrow" if same and 0 < sum(_bytes(mine)) < sum(_bytes(reference)) else "wrap"
+def _why_others(mine, reference):
+    yours, usual = sum(_bytes(mine)), sum(_bytes(reference))
+    if not yours or _weights(mine) != _weights(reference):
+        return "wrap"
+    return "narrow" if yours < usual else "barrier"
 
 
 def _two_epochs(mine, reference, dealt):
@@ -130,7 +132,8 @@ def _buffers(ranks):
 
 
 def _agree(found):
-    return Counter(found).most_common(1)[0][1]
+    found = list(found)
+    return Unseen.UNKNOWN if None in found else Counter(found).most_common(1)[0][1]
 
 
 def _away(mine, reference):
