@@ -119,6 +119,8 @@ def _why_pixels(way):
     pixels, wanted, level = way.get("pixels", []), way["wanted"], LEVELS[way["how"]]
     if len(pixels) != len(wanted):
         return "shape"
+    if _furthest(pixels, wanted) > 2:  # levels, which should be numbers up to 1
+        return "floats"
     if min(pixels) == 1:
         return "partner"  # of the same colour: itself
     if way["in_place"]:
