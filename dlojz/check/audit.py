@@ -160,7 +160,7 @@ def _without_scaler(share, precision):
 def _rate(runs):
     for run in runs:
         for mine, usual in zip(run.every.updates, run.every.usual, strict=False):
-            if not mine.lr_off <= RATE:
+            if mine.update >= 0 and not mine.lr_off <= RATE:  # else no forward pass was seen
                 text, asked = both(*_unlike(mine.lr, usual.lr))
                 return _finding("rate", False, f"{text} in update {mine.update}", asked, "rate")
     return _finding("rate", True, "the solution's", "the solution's")
@@ -329,7 +329,8 @@ def _optimizer(updates):
     roundings, away = worst.optimizer_roundings, worst.optimizer_share
     name = f" ({worst.optimizer_worst})" if worst.optimizer_worst else ""
     ok = roundings <= ROUNDINGS
-    off = f"{roundings:.3g} roundings" if ok else f"off by {share(away, 'the step')}"
+    off = f"off by {share(away, 'the step')}" if away else "the weights right, a momentum not"
+    off = f"{roundings:.3g} roundings" if ok else off
     text = f"{off} in update {worst.update}{name}" if roundings else "the same"
     asked = f"the solution's, within {ROUNDINGS} roundings"
     return _finding("optimizer", ok, text, asked, "update")
