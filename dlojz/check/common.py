@@ -76,11 +76,13 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
     """Return findings on the images, passes and updates of each step."""
     mode = _wrong_mode(mine, reference)
     called = "images" if inputs(mine, "train") or mode else "called"
+    unseen = losses(mine, "val") and not inputs(mine, "val")
+    val = "called" if unseen else "validation"
     counts = [(r.whole.backward, r.whole.optimizer_steps) for r in (mine, reference)]
     still = "unmoved" if counts[0] == counts[1] else "backward"
     looks = (
         ("images", "images in training", lambda r: shapes(r, "train"), mode or called),
-        ("val-images", "images in validation", lambda r: shapes(r, "val"), mode or "validation"),
+        ("val-images", "images in validation", lambda r: shapes(r, "val"), mode or val),
         ("backward", "backward passes", lambda r: r.whole.backward, "backward"),
         ("changed", "weights changed", lambda r: r.whole.weights_changed, still),
         ("drawn", "images drawn, by index", _drawn, "images"),
