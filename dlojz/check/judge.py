@@ -37,6 +37,7 @@ NOT_WATCHED = Finding(
     *("a Chronometer with `witness=evidence.watch(...)`", "watched"),
 )
 BUSY = "busy"  # the hint for a run that took too long
+ERRORS = ((r"does not require grad", "frozen"),)  # of any exercise
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
         return Finding(*which, State.UNMEASURED, end.text, asked, waits if stands else BUSY)
     if exercise.waited and folder:
         hint = exercise.waited if too_long or outcome.only_waited(folder) else hint
-    known = (*exercise.causes, *exercise.errors)
+    known = (*exercise.causes, *exercise.errors, *ERRORS)
     told = f"{errors}\n{end.text}"  # a process that a signal ended has no error
     hint = next((key for pattern, key in known if re.search(pattern, told)), hint)
     if end.how in (ending.How.KILLED, ending.How.UNFINISHED):
