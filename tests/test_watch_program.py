@@ -15,6 +15,7 @@ from dlojz.figures import report
 from dlojz.figures.diagnosis import CURES, diagnosis
 from dlojz.runs import log, stats
 from dlojz.traces import breakdown, suspects, trace
+from dlojz.watch import observer
 
 BEGIN = """
 import torch
@@ -130,6 +131,59 @@ PROGRAMS = {
         pile = lambda batch: tuple(zip(*batch))
         for x, targets in torch.utils.data.DataLoader(pictures, 4, collate_fn=pile):
             net(x, targets).backward()
+            sgd.step()
+        """,
+    "samples": """
+        picture = lambda batch: torch.stack([sample["image"].mean((1, 2)) for sample in batch])
+        pictures = [{"image": torch.randn(8, 6, 6 + n % 3), "label": n % 4} for n in range(80)]
+        for batch in torch.utils.data.DataLoader(pictures, 4, collate_fn=list):
+            labels = torch.tensor([sample["label"] for sample in batch])
+            entropy(net(picture(batch)), labels).backward()
+            sgd.step()
+        """,
+    "named lists": """
+        pictures = [(torch.randn(8, 6, 6 + n % 3), n % 4) for n in range(80)]
+        pile = lambda batch: dict(zip(("images", "labels"), map(list, zip(*batch))))
+        for batch in torch.utils.data.DataLoader(pictures, 4, collate_fn=pile):
+            x = torch.stack([image.mean((1, 2)) for image in batch["images"]])
+            entropy(net(x), torch.tensor(batch["labels"])).backward()
+            sgd.step()
+        """,
+    "a stream": """
+        class Stream(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                while True:
+                    yield torch.randn(8), 0
+        batches = iter(torch.utils.data.DataLoader(Stream(), 8))
+        for _ in range(20):
+            x, y = next(batches)
+            entropy(net(x), y).backward()
+            sgd.step()
+        """,
+    "evaluation mode": """
+        net.eval()
+        for x, y in loader:
+            entropy(net(x), y).backward()
+            sgd.step()
+        with torch.no_grad():
+            for x, y in torch.utils.data.DataLoader(data, 40):
+                net(x)
+        """,
+    "turns": """
+        other = nn.Linear(4, 8)
+        adam = torch.optim.Adam(other.parameters())
+        for _ in range(20):
+            net(torch.randn(8, 8)).mean().backward()
+            sgd.step()
+            net(other(torch.randn(8, 4))).mean().backward()
+            adam.step()
+        for _ in range(20):
+            net(torch.randn(8, 8)).mean().backward()
+            sgd.step()
+        """,
+    "parts": """
+        for _ in range(20):
+            sum(net[2](net[0](torch.randn(8, 8))).mean() for _ in range(3)).backward()
             sgd.step()
         """,
     "graphs": """
@@ -316,17 +370,30 @@ def test_a_saved_model_can_be_read_without_the_course(watched):
         assert b"dlojz" not in saved.read(pickled)
 
 
-@pytest.mark.parametrize(
-    "name", ["closure", "scaler", "adversary", "a copy", "detection", "graphs"]
-)
+def test_optimizers_that_take_turns_without_a_loader_share_a_step(watched):
+    images = [*read(watched, "turns").steps.images]
+    assert images[:2] == [8, 8], "the second optimizer is known from its first step on"
+    assert images[2:21] == [16] * 19
+    assert images[21:] == [8 * observer.TURN] + [8] * (20 - observer.TURN), "it steps no longer"
+
+
+def test_images_without_a_loader_are_counted_once_for_a_backward_pass(watched):
+    assert [*read(watched, "parts").steps.images] == [8] * 20
+
+
+OTHERS = ["closure", "scaler", "adversary", "a copy", "detection", "samples", "named lists"]
+OTHERS += ["a stream", "evaluation mode", "graphs"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_other_makes_have_steps_with_all_phases(watched, name):
     run = read(watched, name)
     assert len(run.steps) == 20
-    assert {*run.steps.images} == {4 if name == "detection" else 8}
+    assert {*run.steps.images} == {4 if name in ("detection", "samples", "named lists") else 8}
     phases = sums(run)
     assert all(phases[phase] > 0 for phase in ("data", "forward", "backward", "update"))
-    if name == "a copy":
-        assert len(run.validations) == 1, "of another model"
+    if name in ("a copy", "evaluation mode"):
+        assert len(run.validations) == 1
     if name == "scaler":
         assert max(run.steps.loss) < 10, "not the scaled one"
 

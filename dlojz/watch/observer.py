@@ -4,8 +4,8 @@ What every training does, however it is written, gives the Chronometer's marks: 
 a DataLoader, and comes; a module with weights is called that no other one calls;
 `torch.autograd.backward` runs; an optimizer steps. A step is a batch of the loader that feeds the
 training. Without a DataLoader it ends with an update, and the time up to the next forward pass
-is that of its data. Several forward passes, or several optimizers, belong to one step. Without an
-optimizer of torch, what follows a backward pass is the update.
+is that of its data. Several forward passes, or a turn of several optimizers, belong to one step.
+Without an optimizer of torch, what follows a backward pass is the update.
 
 The model is hooked itself, and nothing inside it: a compiled one has the same graphs as before.
 Nothing waits for the device but the ends of measured windows: see `chronometer`.
@@ -17,6 +17,7 @@ import os
 import weakref
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import wraps
 
@@ -33,6 +34,7 @@ from dlojz.training.chronometer import Chronometer
 from dlojz.watch import account
 
 MEASURED = 12  # steps that are timed before some are profiled
+TURN = 10  # updates by some optimizers, after which another one is no longer waited for
 SCHEDULE = {"wait": log.WARMUP_STEPS + MEASURED, "warmup": 1, "active": 2, "repeat": 1}
 
 
@@ -52,12 +54,17 @@ class Observer:
     def __init__(self):
         self.run = self.chrono = None
         self._model = None  # a weak reference to the one that is trained
+        self._evaluated = None  # one to a module that may be, though in evaluation mode
+        self._frozen = False  # the model trains in evaluation mode
+        self._nudge = account.asked(account.NUDGE)
         self._loader = None  # one to the loader that feeds it
         self._latest = None  # one to the loader whose batch came last
         self._steps = self._epoch = 0
         self._values, self._optimizers, self._lr = {}, [], math.nan
         self._shape = ()  # of the model's first input
         self._batch, self._given = {}, Counter()  # what a loader gave, and what models were given
+        self._counted = False  # the images of the next backward pass
+        self._waited = 0  # updates since the last optimizer's, of those that take turns
         self._trained = False  # the present step has a backward pass
         self._closure = False  # the present step of an optimizer began before one
         self._by_hand = None  # the program updates its weights itself, without an optimizer
@@ -95,16 +102,21 @@ class Observer:
 
     def called(self, model, args, kwargs):
         """Note a call of the model."""
-        if not model.training:
+        if not (model.training or (self._frozen and torch.is_grad_enabled())):
             return self._validates()
         if not torch.is_grad_enabled():
             return None
+        if self._nudge:
+            self._nudge = account.nudge(model)
         first = next(account.tensors((*args, *kwargs.values())), None)
         self._loader = self._latest or self._loader
         chrono, without = self.chrono, self._feeds() is None
-        if chrono and without and self._trained and chrono.phase == "update" and not self._closure:
+        ends = chrono and without and self._trained and chrono.phase == "update"
+        if ends and not (self._closure or self._waited):
             self._end_step()
-        self._given.update(sizes(first))
+        if not self._counted:  # else a part of the model, or another view of the images
+            self._given.update(sizes(first))
+            self._counted = True
         if self._accounts:
             self._account.forward(first)
         if chrono is None:
@@ -125,6 +137,10 @@ class Observer:
 
     def backward(self, tensors):
         """Note the begin of a backward pass: the log begins with the first one."""
+        self._counted = False
+        if self._model is None and self._evaluated and (module := self._evaluated()):
+            self._take(module)
+            self._frozen, self._loader = True, self._latest
         if self.chrono is None and self._model and self._model():
             self._begin(self._model())
         if self.chrono is None:
@@ -168,6 +184,9 @@ class Observer:
             self._lr = float(optimizer.param_groups[0]["lr"])
         if self._feeds() is None:
             self.chrono.updated()
+            self._waited = 0 if optimizer is self._optimizers[-1] else self._waited + 1
+            if self._waited == TURN:
+                self._optimizers, self._waited = [optimizer], 0
 
     # The log ---------------------------------------------------------------------------------
 
@@ -207,7 +226,7 @@ class Observer:
         else:
             self._accounts = 0
         self._account = account.Account()
-        given = (self._feeds() and self._batch) or self._given
+        given = (self._feeds() is not None and self._batch) or self._given
         values = {"images": 0, "lr": self._lr, "loss": math.nan} | given | self._values
         self.chrono.next_iter(**place, **values)
         self._steps += 1
@@ -256,19 +275,24 @@ class Observer:
             self._finding = hook(torch.compiler.disable(self._found))
 
     def _found(self, module, args):
-        trains = module.training and torch.is_grad_enabled()
-        if not (trains and any(weight.requires_grad for weight in module.parameters())):
+        if not torch.is_grad_enabled() or not any(w.requires_grad for w in module.parameters()):
             return
+        if not module.training:  # unless a backward pass comes first, only evaluated
+            self._evaluated = self._evaluated or weakref.ref(module)
+            return
+        if self._take(module):
+            self.called(module, args, {})
+
+    def _take(self, module) -> bool:
+        """Take a module for the model, and hook it; return whether it is another one."""
         self._finding.remove()  # before the modules inside are called
         known, self._finding, self._model = self._model, None, weakref.ref(module)
         if known and known() is module:
-            return  # its own hook follows
+            return False  # its own hook follows
         if not private.before_compiled_call(module, on_call):
             hook = module.register_forward_pre_hook(on_call, with_kwargs=True)
             private.leave_out(hook, module)
-        if account.asked(account.NUDGE):
-            account.nudge(module)
-        self.called(module, args, {})
+        return True
 
     def entered(self, module, args, kwargs):
         """Note a call of a hooked module, which may be a copy of the model."""
@@ -346,9 +370,14 @@ def sizes(batch) -> dict[str, int]:
     first = next((tensor for tensor in account.tensors(batch) if tensor.ndim), None)
     if first is None:
         return {}
-    parts = batch if isinstance(batch, list | tuple) else [batch]
-    if first.ndim == 3 and all(isinstance(part, list | tuple) for part in parts):
-        return {"images": len(parts[0])}  # of sizes of their own, as for the detection of objects
+    named = isinstance(batch, Mapping)
+    parts = [*batch.values()] if named else batch if isinstance(batch, list | tuple) else [batch]
+    if first.ndim == 3 and all(isinstance(part, list | tuple | Mapping) for part in parts):
+        # Images of sizes of their own, as for the detection of objects: listed, or in samples.
+        if all(isinstance(each, torch.Tensor) for each in parts[0]):
+            return {"images": len(parts[0])}
+        if not named:
+            return {"images": len(parts)}
     tokens = {} if first.is_floating_point() or first.ndim != 2 else {"tokens": first.numel()}
     return {"images": len(first)} | tokens
 
