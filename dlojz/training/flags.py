@@ -278,7 +278,7 @@ def parse(*words: str) -> argparse.Namespace:
 
 
 def _added_by(words: list[str]) -> str:
-    """Return which step of the course adds one of these flags, and what to type; or ""."""
+    """Return the step that adds one of these flags, and what to type; "" if none does."""
     given = {word.partition("=")[0] for word in words}
     for step, after in zip_longest(course.CHAIN, course.CHAIN[1:]):
         for flag in flags_of(course.solution(step)):
