@@ -21,6 +21,23 @@ def test_a_trace_is_read_zipped_or_not(tmp_path, name):
     assert len(found.work) == len(found.calls) == 10
 
 
+@pytest.mark.parametrize("before", ["", "\ufeff", "\r\n"])
+def test_a_bare_list_of_events_is_a_trace(tmp_path, before):
+    file = tmp_path / "t.json"
+    file.write_text(before + json.dumps(busy().events), encoding="utf-8")
+    assert len(trace.read(file).work) == 10
+
+
+def test_the_steps_of_another_thread_are_left_out(tmp_path):
+    made = busy()
+    alone = len(trace.read(made.write(tmp_path / "alone.json")).steps)
+    made.step(5, 1, 3)
+    made.events[-1]["tid"] = 77
+    found = trace.read(made.write(tmp_path / "t.json"))
+    assert len(found.steps) == alone
+    assert "left out: steps of other threads, 1;" in found.notes[-1]
+
+
 def test_an_event_across_two_chunks_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "CHUNK", 50)
     assert len(trace.read(busy().write(tmp_path / "t.json")).work) == 10

@@ -35,6 +35,7 @@ LONGEST = 1 << 15  # characters of the event to continue at after a broken one
 # The end of an event and the begin of the next, and the end of the last event.
 NEXT = re.compile(r'\}\s*,\s*(\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:)')
 LAST = re.compile(r'\}\s*\]\s*(,\s*"\w+"\s*:.*)?\}\s*$', re.DOTALL)
+BARE = re.compile(r"\s*\[(?=\s*\{)")  # Chrome's other form: a list of events, and nothing around it
 STEP = re.compile(r"ProfilerStep#(\d+)")
 GARBAGE = "Python GC"  # torch's name of a run of the garbage collector
 # The categories of events, also from old versions. Kineto has no others for a processor and the
@@ -176,7 +177,7 @@ def events(path: Path, broken: list):
         with open(path, "rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
         with (gzip.open if zipped else open)(
-            path, "rt", encoding="utf-8", errors="replace"
+            path, "rt", encoding="utf-8-sig", errors="replace"
         ) as file:
             text = _Text(file)
             head = _head(text, path)
@@ -219,6 +220,10 @@ def _after(text, scan) -> int | None:
 
 def _head(text, path):
     """Return the fields before the events, and read on to the first event."""
+    text.more()
+    if found := BARE.match(text.text):
+        text.at = found.end()
+        return {}
     while not (found := re.search(r'"traceEvents"\s*:\s*\[', text.text)):
         if not text.more():
             raise TraceError(
@@ -264,6 +269,11 @@ def read(path: Path, marked: bool = False) -> Trace:
     if not trace.steps:
         trace.steps, words = _steps(trace)
         trace.notes.append(f"no step is marked in it by prof.step(), so {words}")
+    if others := [s for s in trace.steps if s.where != trace.thread]:
+        trace.steps = [s for s in trace.steps if s.where == trace.thread]
+        trace.notes.append(
+            f"left out: steps of other threads, {len(others)}; their work is counted"
+        )
     if trace.steps[-1].end <= trace.steps[0].begin:
         raise TraceError(f"{path}: its steps take no time: {trace.steps[0].name}")
     return trace
@@ -326,7 +336,10 @@ def _steps(trace) -> tuple[list[Event], str]:
     timed = host or trace.work
     if not timed:
         lost = f", only {trace.notes[-1]}" if trace.notes else ""
-        raise TraceError(f"{trace.path}: no operation, call or kernel in it{lost}")
+        raise TraceError(
+            f"{trace.path}: no operation, call or kernel in it{lost}; record it in the thread that "
+            "trains, and export it from `on_trace_ready`: a schedule's next wait empties it"
+        )
     begin = min(e.begin for e in timed)
     named = defaultdict(list)
     for e in trace.ranges:
