@@ -214,6 +214,7 @@ def test_a_program_without_our_chronometer_is_reported_from_outside(script):
     assert "  peak memory  9.1 MB, of the largest process, on the host\n" in text
     assert "  CPU time     0.25 s, in 1.5 s\n" in text
     assert "  steps        not measured: `dlojz watch` measures those of a training" in text
+    assert "with `-n 2`" in text
     assert "  | epoch 19 loss 2.3\n  in " in text
     assert text.endswith("stdout.txt")
     assert "epoch 7 " not in text

@@ -14,7 +14,7 @@ from dlojz.traces.trace import open_traces
 
 UNSEEN = (
     "no backward pass of torch in the process that was started, and those that it starts itself "
-    "are not watched"
+    "are not watched: let `-n 2` start two, in place of `mp.spawn`"
 )
 
 
