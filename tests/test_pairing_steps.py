@@ -201,3 +201,9 @@ def test_a_wrong_pair_of_jobs_is_told(course_folder, capsys, words, error):
 def test_flags_of_whole_trainings_ask_for_seeds(capsys):
     assert cli.main(["pair", "a.py", "b.py", "--read", "(x)"]) == 2
     assert "add --seeds 5" in capsys.readouterr().err
+
+
+def test_a_frozen_layer_is_work_that_differs():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    assert account.Account().closed(model, None)["trained parameters"] == 3 * 2 + 2

@@ -116,8 +116,8 @@ def _work(pairs, unseeded):
     first, second = pairs[0]
     if first["autocast"] != second["autocast"]:
         yield f"autocast: {first['autocast']}, then {second['autocast']}"
-    for name in ("parameters", "formats", "layouts"):
-        if first[name] != second[name]:
+    for name in ("parameters", "trained parameters", "formats", "layouts"):
+        if name in first and first[name] != second[name]:
             told = [_plain(side[name]) for side in (first, second)]
             yield f"{name} of the model's weights: {told[0]}, then {told[1]}"
 

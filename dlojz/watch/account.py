@@ -69,6 +69,9 @@ class Account:
             "loss": None if loss is None else float(loss),
             "weights": sum(norm**2 for norm in norms) ** 0.5,
             "parameters": sum(w.numel() for w in weights),
+            "trained parameters": sum(p.numel() for p in model.parameters() if p.requires_grad)
+            if model
+            else 0,
             "formats": dict(Counter(_name(w.dtype) for w in weights)),
             "layouts": dict(Counter(filter("any".__ne__, map(readings.layout, weights)))),
         }
