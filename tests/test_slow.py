@@ -113,6 +113,10 @@ WRONG = {  # by hint, then by name: what is replaced in the repaired program
         },
         "nothing is clipped": {CLIP: "    return\n"},
         "nothing is updated": {STEP: ""},
+        "0 / 0 for a class that is not there": {
+            COUNT: "    hot = nn.functional.one_hot(labels, CLASSES).float()\n",
+            MEAN: "    return (losses @ hot / hot.sum(0)).mean()\n",
+        },
         "another loss": {COUNT: "", MEAN: "    return losses.mean()\n"},
     },
     "arrays": {
