@@ -66,6 +66,11 @@ WRONG = {  # by hint, then by name: the lines of the function
     return sums
 """,
     },
+    "zeros": {
+        "a sum whose result is thrown away": f"""    sums = x.new_zeros(segments, x.shape[1])
+    sums.index_add(0, ids, x)
+{MEAN}""",
+    },
     "unsorted": {
         "neighbours are counted": f"""{INDEX}
     counts = torch.unique_consecutive(ids, return_counts=True)[1]
@@ -77,6 +82,9 @@ WRONG = {  # by hint, then by name: the lines of the function
     },
     "counts": {
         "counts of other segments": INDEX + BINCOUNT + DIVIDE.replace("counts", "counts.flip(0)"),
+        "zeros are counted, too": f"""{WHERE}    out = x.new_zeros(segments, x.shape[1])
+    return out.scatter_reduce(0, where, x, "mean")
+""",
         "a mean length": INDEX + "    return sums / (len(ids) / segments)\n",
         "one row more, against 0 / 0": f"""{INDEX}{BINCOUNT}    return sums / (counts + 1)[:, None]
 """,

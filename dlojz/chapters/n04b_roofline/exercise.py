@@ -14,7 +14,7 @@ LARGE = 1e-4  # share of the largest number: float32, a hundred rows and more in
 TOLERANCE = 1e-5  # share of the largest number of a gradient
 GROWTH = 16  # additional operations of a larger call; a loop has several for each of 112 segments
 # The form of a result tells more about the cause than the case in which it is wrong.
-SAYS_WHY = {key: key for key in ("form", "sums", "whole", "rounded")}
+SAYS_WHY = {key: key for key in ("form", "zeros", "sums", "whole", "rounded")}
 CASES = (  # label, cases, the hint for a result that is wrong only there
     ("sorted ids", ("neighbours", "one segment"), "values"),
     ("float64", ("float64",), "form"),
@@ -24,6 +24,7 @@ CASES = (  # label, cases, the hint for a result that is wrong only there
 )
 LIKE = {
     "right": "right",
+    "zeros": "zeros",
     "sums": "the sums, not the means",
     "whole": "whole numbers",
     "empty": "wrong for empty segments only",

@@ -150,6 +150,7 @@ def compared(out, expected, sums, counts, tolerance) -> dict:
     factor = (out * expected).sum(1, True) / expected.square().sum(1, True).clamp(min=1e-12)
     likes = {
         "right": error <= tolerance,
+        "zeros": not out.any(),
         "sums": off(out, sums) <= longest * tolerance,
         "whole": bool((out == out.round()).all() and out.any()),
         "empty": off(out[full], expected[full]) <= tolerance,
