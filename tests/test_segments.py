@@ -215,6 +215,13 @@ def test_a_wrong_answer_gets_its_hint(verdict, hint, name):
     assert found.hint_key == hint, found
 
 
+def test_an_error_is_shown_with_its_line(verdict):
+    found = repr(verdict("    return x.stops()\n"))
+    line = SOLVED.partition("    sums =")[0].count("\n") + 1
+    assert f"neighbours: line {line}: AttributeError" in found
+    assert f"a long list: line {line}: AttributeError" in found
+
+
 def test_the_solution_differs_in_the_function_only():
     """So that the last hint shows nothing but the answer."""
     ends = {s.partition("    where =")[0].partition("    sums =")[0] for s in (BROKEN, SOLVED)}

@@ -3,6 +3,7 @@
 import argparse
 import math
 import secrets
+import traceback
 from contextlib import contextmanager
 
 import torch
@@ -31,6 +32,13 @@ def complete(module, names):
 def short(error: Exception) -> str:
     """Return a short text of an error in a trainee's lines."""
     return f"{type(error).__name__}: {error}"[:200]
+
+
+def line(error: Exception, path) -> str:
+    """Return the last line of this file on the way to an error: "line 3: ", or "" for none."""
+    places = traceback.extract_tb(error.__traceback__)
+    lines = [place.lineno for place in places if place.filename == str(path)]
+    return f"line {lines[-1]}: " if lines else ""
 
 
 def off(found, expected, scale=None) -> float:

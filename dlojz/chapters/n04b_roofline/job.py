@@ -119,7 +119,7 @@ def look(mean, case) -> dict:
     try:
         out = mean(x, ids, case.segments)
     except Exception as error:  # any, from the trainee's lines
-        return found | {"raised": harness.short(error)}
+        return found | {"raised": _raised(mean, error)}
     found["changed"] = not all(map(torch.equal, (x.detach(), ids), before))
     x, ids = before
     if not isinstance(out, torch.Tensor):
@@ -131,6 +131,11 @@ def look(mean, case) -> dict:
     if case.gradient:
         found["gradient"] = gradient(out, case.x, ids, counts)
     return found
+
+
+def _raised(mean, error) -> str:
+    path = getattr(getattr(mean, "__code__", None), "co_filename", "")
+    return harness.line(error, path) + harness.short(error)
 
 
 def reference(x, ids, segments):
@@ -212,7 +217,7 @@ def timed(mean, device, draw) -> dict:
             for number in range(PAIRS):
                 _pair(mean, device, draw, number, seen)
     except Exception as error:  # any, from the trainee's lines
-        seen["raised"] = harness.short(error)
+        seen["raised"] = _raised(mean, error)
     return seen
 
 
