@@ -49,10 +49,8 @@ def serve(path: str):
         os.environ["TRITON_INTERPRET"] = "1"
     forks.prepare()
     import torch._inductor.compile_fx  # noqa: F401  the first compilation would, for 0.7 s
-    from torchvision.models.resnet import ResNet
-    from torchvision.models.shufflenetv2 import ShuffleNetV2
 
-    from dlojz.training import chronometer, conductor, data, flags, models  # noqa: F401
+    from dlojz.training import chronometer, conductor, flags  # noqa: F401
     from dlojz.watch import evidence  # noqa: F401
 
     load_in_forks()
@@ -60,10 +58,7 @@ def serve(path: str):
     import_for_notebooks()
     gc.freeze()  # all these, too
     gc.enable()
-    data.Synthetic.LENGTHS = FEWER
-    models.LARGER["vit_tiny"] = models.LARGER["vit_tiny"]._replace(layers=BLOCKS)
-    ShuffleNetV2.__init__ = shorter(ShuffleNetV2.__init__)
-    ResNet.__init__ = shorter_resnet18(ResNet.__init__)
+    shorten()
     clients = {}  # child: its client's connection
     while True:
         waiting, _, _ = select.select([listening, *clients.values()], [], [], 0.02)
@@ -86,6 +81,19 @@ def serve(path: str):
             os.close(descriptor)
         clients[child] = connection
         _send(connection, child)
+
+
+def shorten():
+    """Make data sets and models smaller, in all forks."""
+    from torchvision.models.resnet import ResNet
+    from torchvision.models.shufflenetv2 import ShuffleNetV2
+
+    from dlojz.training import data, models
+
+    data.Synthetic.LENGTHS = FEWER
+    models.LARGER["vit_tiny"] = models.LARGER["vit_tiny"]._replace(layers=BLOCKS)
+    ShuffleNetV2.__init__ = shorter(ShuffleNetV2.__init__)
+    ResNet.__init__ = shorter_resnet18(ResNet.__init__)
 
 
 def shorter(usual):

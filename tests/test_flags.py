@@ -70,7 +70,7 @@ def test_images_are_where_the_environment_says_by_now(variable, folder, parsed, 
 def test_a_flag_is_known_once_a_step_has_added_it(parsed, capsys):
     with pytest.raises(SystemExit):
         parsed("--profile")
-    told = "--profile; 04_profiler adds --profile: `dlojz catch-up 05_dataloader` begins behind it"
+    told = "--profile; 04_profiler adds --profile: `dlojz catch-up 05_dataloader` begins after it"
     assert f"unrecognized arguments: {told}\n" in capsys.readouterr().err
     assert parsed("--profile", words=["profile"]).profile is True
 

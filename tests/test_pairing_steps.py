@@ -205,5 +205,8 @@ def test_flags_of_whole_trainings_ask_for_seeds(capsys):
 
 def test_a_frozen_layer_is_work_that_differs():
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    before = account.Account().closed(model, None)
     model[0].requires_grad_(False)
-    assert account.Account().closed(model, None)["trained parameters"] == 3 * 2 + 2
+    after = account.Account().closed(model, None)
+    told = "trained parameters of the model's weights: 23, then 8"
+    assert [*accounts._work([(before, after)], unseeded=False)] == [told]

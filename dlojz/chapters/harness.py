@@ -3,12 +3,12 @@
 import argparse
 import math
 import secrets
-import traceback
 from contextlib import contextmanager
 
 import torch
 
 from dlojz.course import UserError
+from dlojz.training import imports
 
 
 def parser(text: str) -> argparse.ArgumentParser:
@@ -29,16 +29,15 @@ def complete(module, names):
     return module
 
 
+def short_in(file, error: Exception) -> str:
+    """Return an error in a few words, with the line of this file, if it has one."""
+    line = imports.line_in(file, error)
+    return (f"line {line}: " if line else "") + short(error)
+
+
 def short(error: Exception) -> str:
     """Return a short text of an error in a trainee's lines."""
     return f"{type(error).__name__}: {error}"[:200]
-
-
-def line(error: Exception, path) -> str:
-    """Return the last line of this file on the way to an error: "line 3: ", or "" for none."""
-    places = traceback.extract_tb(error.__traceback__)
-    lines = [place.lineno for place in places if place.filename == str(path)]
-    return f"line {lines[-1]}: " if lines else ""
 
 
 def off(found, expected, scale=None) -> float:

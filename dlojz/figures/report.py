@@ -95,11 +95,6 @@ def experiment_text(run) -> str:
 
 # One run: its report ---------------------------------------------------------------------------
 
-UNMEASURED = (  # of a program without a log, watched or not
-    "`dlojz watch` measures those of a training in the process that it starts; with `-n 2` it "
-    "starts two, but none that a program starts itself, as by `mp.spawn`, is measured"
-)
-
 
 @dataclass(frozen=True)
 class Inspection:
@@ -135,7 +130,8 @@ class Inspection:
         if s.disturbance:
             lines.append(("disturbed", s.disturbance))
         if s.foreign and s.completed:
-            lines.append(("steps", f"not measured: {UNMEASURED}"))
+            how = "of a training, in processes that it starts itself, as with `-n 2`"
+            lines.append(("steps", f"not measured: `dlojz watch` measures those {how}"))
         return lines + [("note", n) for n in s.notes]
 
     def __repr__(self):

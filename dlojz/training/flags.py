@@ -283,7 +283,7 @@ def _added_by(words: list[str]) -> str:
     for step, after in zip_longest(course.CHAIN, course.CHAIN[1:]):
         for flag in flags_of(course.solution(step)):
             if given & {*flag.spellings}:
-                begins = f": `dlojz catch-up {after}` begins behind it" if after else ""
+                begins = f": `dlojz catch-up {after}` begins after it" if after else ""
                 return f"; {step} adds {flag.label}{begins}"
     return ""
 

@@ -38,13 +38,17 @@ def trainer(file):
     try:
         return from_file(file, "solution")
     except (Exception, SystemExit) as error:
-        places = traceback.extract_tb(error.__traceback__)
-        lines = [place.lineno for place in places if Path(place.filename) == Path(file)]
-        line = lines[-1] if lines else getattr(error, "lineno", None)
+        line = line_in(file, error) or getattr(error, "lineno", None)
         where = f", line {line}" if line else ""
         raise UserError(
             f"{file}{where} can't be imported: {type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+def line_in(file, error) -> int | None:
+    """Return the number of the last line of this file on the way to an error."""
+    places = traceback.extract_tb(error.__traceback__)
+    return next((p.lineno for p in reversed(places) if Path(p.filename) == Path(file)), None)
 
 
 def last_line(error) -> str:

@@ -58,7 +58,8 @@ class Account:
 
     def closed(self, model, loss) -> dict:
         """Return the fields of the step's case."""
-        weights = [p.detach() for p in model.parameters()] if model else []
+        parameters = [*model.parameters()] if model else []
+        weights = [p.detach() for p in parameters]
         norms = [float(torch.linalg.vector_norm(w.float())) for w in map(_local, weights)]
         return {
             **{name: self.counts[name] for name in ("forwards", "backwards", "updates")},
@@ -69,9 +70,7 @@ class Account:
             "loss": None if loss is None else float(loss),
             "weights": sum(norm**2 for norm in norms) ** 0.5,
             "parameters": sum(w.numel() for w in weights),
-            "trained parameters": sum(p.numel() for p in model.parameters() if p.requires_grad)
-            if model
-            else 0,
+            "trained parameters": sum(p.numel() for p in parameters if p.requires_grad),
             "formats": dict(Counter(_name(w.dtype) for w in weights)),
             "layouts": dict(Counter(filter("any".__ne__, map(readings.layout, weights)))),
         }

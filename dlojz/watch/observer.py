@@ -56,7 +56,7 @@ class Observer:
         self._model = None  # a weak reference to the one that is trained
         self._evaluated = None  # one to a module that may be, though in evaluation mode
         self._frozen = False  # the model trains in evaluation mode
-        self._nudge = account.asked(account.NUDGE)
+        self._nudge = account.asked(account.NUDGE)  # before the first forward pass
         self._loader = None  # one to the loader that feeds it
         self._latest = None  # one to the loader whose batch came last
         self._steps = self._epoch = 0
@@ -107,7 +107,8 @@ class Observer:
         if not torch.is_grad_enabled():
             return None
         if self._nudge:
-            self._nudge = account.nudge(model)
+            account.nudge(model)
+            self._nudge = 0
         first = next(account.tensors((*args, *kwargs.values())), None)
         self._loader = self._latest or self._loader
         chrono, without = self.chrono, self._feeds() is None

@@ -134,8 +134,7 @@ def look(mean, case) -> dict:
 
 
 def _raised(mean, error) -> str:
-    path = getattr(getattr(mean, "__code__", None), "co_filename", "")
-    return harness.line(error, path) + harness.short(error)
+    return harness.short_in(getattr(getattr(mean, "__code__", None), "co_filename", ""), error)
 
 
 def reference(x, ids, segments):

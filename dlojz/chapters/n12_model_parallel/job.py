@@ -11,12 +11,10 @@ import json
 import math
 import os
 import re
-import traceback
 from collections import Counter
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -124,10 +122,7 @@ def tried(call, path) -> dict:
     try:
         call(seen)
     except Exception as error:  # any
-        places = traceback.extract_tb(error.__traceback__)
-        lines = [place.lineno for place in places if Path(place.filename) == Path(path)]
-        where = "".join(f"line {line}: " for line in lines[-1:])  # an error in torch may have none
-        seen["raised"] = where + harness.short(error).rstrip(": ")
+        seen["raised"] = harness.short_in(path, error).rstrip(": ")
         seen["waited"] = bool(WAITED.search(str(error)))
         # torch's own have a message, such as that of a ModuleList that is called.
         seen["unwritten"] = isinstance(error, NotImplementedError) and not str(error)
