@@ -8,7 +8,7 @@ from dlojz.chapters.n01_gpu import exercise
 from dlojz.chapters.n06_ddp import exercise as ddp
 from dlojz.chapters.n11_fsdp import exercise as fsdp
 from dlojz.check import common
-from dlojz.check.exercise import Runs, State
+from dlojz.check.exercise import Runs, State, Unseen
 from dlojz.runs import log, records
 from dlojz.runs.folder import group_file
 
@@ -220,3 +220,8 @@ def test_a_block_is_gathered_as_often_as_in_the_solution_but_for_the_last(yours,
 def test_a_sampler_of_ones_own_is_not_told_of_ranks(error, hint):
     found = [key for pattern, key in ddp.EXERCISE.errors if re.search(pattern, error)]
     assert found == ([hint] if hint else [])
+
+
+def test_where_a_process_left_no_checksum_of_its_weights_nothing_is_said_of_them():
+    assert ddp._agree(["a", "a", "b"]) == 2
+    assert ddp._agree(["a", None]) is Unseen.UNKNOWN
